@@ -87,7 +87,7 @@ def test_gradients(made: str) -> None:
     for run in (program, compile_api.compile(program)):
         torch.manual_seed(1)
         x, y = torch.randn(4, 700, requires_grad=True), torch.randn(4, 700, requires_grad=True)
-        results.append((torch.autograd.grad(run(x, y), (x, y), allow_unused=True)))
+        results.append(torch.autograd.grad(run(x, y), (x, y), allow_unused=True))
     for got, want in zip(*reversed(results), strict=True):
         assert (got is None) == (want is None)
         if got is not None:

@@ -76,8 +76,8 @@ int KERNEL(float* x, int n) {
 
 @functools.lru_cache(maxsize=8)
 def _shares_loops(command: tuple[str, ...]) -> bool:
-    """Can be loaded here what a compiler makes of a loop for several threads? Clang has the OpenMP library in a package of
-    its own, the Python package ``ziglang`` has none. Says so where it cannot: kernels run on one thread then."""
+    """Can be loaded here what a compiler makes of a loop for several threads? Clang has the OpenMP library in a package
+    of its own, the Python package ``ziglang`` has none. Says so where it cannot: kernels run on one thread then."""
     with tempfile.TemporaryDirectory(prefix="quintet-") as folder:
         source, made = Path(folder) / "shared.c", Path(folder) / "shared.so"
         source.write_text(_SHARED_LOOP)

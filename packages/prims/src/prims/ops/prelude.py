@@ -71,22 +71,105 @@ static inline int64_t q_ipow(int64_t x, int64_t e) {
   return (int64_t)result;
 }""")
 
-# ---- floating-point division with Python's signs (CPython's float_divmod) --------------------------------
+# ---- fmod, and floating-point division with Python's signs (CPython's float_divmod) -----------------------
 
-for _suffix, _type in (("f", "float"), ("", "double")):
+# What remains of a division is exact, so all that follows comes to the bits of libm's fmod.
+#
+# gcc calls functions of these names (x86's vector function ABI) for the lanes of a loop that calls fmod. Quotients
+# below a quarter of 2 to the bits of the mantissa, rounded to the nearest integer (`whole`: by a number whose unit in
+# the last place is 1), leave at most 5/8 of the divisor, which one fused operation gives exactly. Other lanes, and
+# infinities and NaN, are the long division's of float32 and libm's of float64, by a name of which no vectors are made.
+
+
+def _fmod_lanes(ctype: str, f: str, bits: int, mantissa: int) -> str:
+    """The vector versions of fmod for x86."""
+    lines = ["#pragma omp declare simd notinbranch", f"{ctype} fmod{f}({ctype}, {ctype});"]
+    far = "q_long_fmodf" if f else "q_libm_fmod"
+    lines += ['extern double q_libm_fmod(double, double) __asm__("fmod");'] * (not f)
+    for size, guard, wide in ((16, "", ""), (32, "__AVX__", "256")):
+        v, i, count, p = f"q_{ctype}s{size}", f"q_int{bits}s{size}", size * 8 // bits, "s" if f else "d"
+        name = f"_ZGV{'b' if size == 16 else 'c'}N{count}vv_fmod{f}"
+        lines += [f"#ifdef {guard}"] * bool(guard) + [f"""
+typedef {ctype} {v} __attribute__((vector_size({size})));
+typedef int{bits}_t {i} __attribute__((vector_size({size})));
+static __attribute__((noinline, cold)) {v} q_far{f}{size}({v} a, {v} b, {v} r, {i} near) {{
+  for (int k = 0; k < {count}; k++) if (!near[k]) r[k] = {far}(a[k], b[k]);
+  return r;
+}}
+static __attribute__((used)) {v} {name}({v} a, {v} b) {{
+  const {i} sign = ({i}){{}} + INT{bits}_MIN;
+  const {v} x = ({v})(({i})a & ~sign), y = ({v})(({i})b & ~sign), quotient = x / y;
+  const {v} whole = quotient + 0x1p{mantissa}{f} - 0x1p{mantissa}{f};
+  const {i} near = (quotient < 0x1p{mantissa - 2}{f}) & (y < ({ctype})INFINITY);
+  {v} r = __builtin_ia32_vfmaddp{p}{wide}(-whole, y, x);
+  r = ({v})(({i})(r + (({v})((r < 0) & ({i})y))) | (({i})a & sign));
+  return __builtin_ia32_movmskp{p}{wide}(({v})near) == {2**count - 1} ? r : q_far{f}{size}(a, b, r, near);
+}}""".strip()]
+    of_avx2 = name.replace("c", "d", 1)
+    lines += [f"""
+static __attribute__((used, alias("{name}"))) {v} {of_avx2}({v}, {v});
+#ifdef __AVX512F__
+typedef {ctype} q_{ctype}s64 __attribute__((vector_size(64)));
+static __attribute__((used)) q_{ctype}s64 _ZGVeN{512 // bits}vv_fmod{f}(q_{ctype}s64 a, q_{ctype}s64 b) {{
+  union {{ q_{ctype}s64 all; {v} half[2]; }} x = {{ .all = a }}, y = {{ .all = b }};
+  for (int k = 0; k < 2; k++) x.half[k] = {name}(x.half[k], y.half[k]);
+  return x.all;
+}}
+#endif
+#endif""".strip()]
+    return "\n".join(lines)
+
+
+# Of a float32 every step of the long division takes 52 bits off the quotient, which has at most 277: in double, what
+# remains has few bits and is exact. (2 ** 200 is greater than any float, and no infinity.)
+_FMODF_STEP = "r = __builtin_fma(-trunc(r * inverse), y, r);"
+_c("q_long_fmodf", f"""
+static inline float q_long_fmodf(float a, float b) {{
+#if defined(__FMA__) || defined(__FP_FAST_FMA)
+  const double divisor = fabs((double)b), y = divisor > 0x1p200 ? 0x1p200 : divisor, inverse = 1 / y;
+  double r = fabs((double)a);
+  {_FMODF_STEP} {_FMODF_STEP}
+  {_FMODF_STEP} {_FMODF_STEP}
+  {_FMODF_STEP}
+  r = __builtin_fma(-floor(r * inverse), y, r);
+  r = r < 0 ? r + y : r;
+  r = r >= y ? r - y : r;
+  return copysignf((float)r, a);
+#else
+  return fmodf(a, b);
+#endif
+}}""")
+for _suffix, _type, _bits, _mantissa in (("f", "float", 32, 23), ("", "double", 64, 52)):
+    _c(f"q_fmod{_suffix}", "\n".join([
+        "#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__FMA__) && defined(__ELF__)",
+        _fmod_lanes(_type, _suffix, _bits, _mantissa), f"#define q_fmod{_suffix} fmod{_suffix}",
+        "#else", f"#define q_fmod{_suffix} {'q_long_fmodf' if _suffix else 'fmod'}", "#endif",
+    ]))  # fmt: skip
     _c(f"q_remainder{_suffix}", f"""
 static inline {_type} q_remainder{_suffix}({_type} a, {_type} b) {{
-  {_type} r = fmod{_suffix}(a, b);
-  return (r != 0 && (r < 0) != (b < 0)) ? r + b : r;
+  {_type} r = q_fmod{_suffix}(a, b);
+  return ((r != 0) & ((r < 0) != (b < 0))) ? r + b : r;
 }}""")
     _c(f"q_floor_div{_suffix}", f"""
 static inline {_type} q_floor_div{_suffix}({_type} a, {_type} b) {{
-  {_type} r = fmod{_suffix}(a, b), q = (a - r) / b, whole;
-  if (b == 0) return a / b;
-  if (r != 0 && (b < 0) != (r < 0)) q -= 1;
-  if (q == 0) return copysign{_suffix}(({_type})0, a / b);
+  {_type} r = q_fmod{_suffix}(a, b), q = (a - r) / b, whole, plain = a / b;
+  q = ((r != 0) & ((b < 0) != (r < 0))) ? q - 1 : q;
   whole = floor{_suffix}(q);
-  return q - whole > ({_type})0.5 ? whole + 1 : whole;
+  whole = q - whole > ({_type})0.5 ? whole + 1 : whole;
+  whole = q == 0 ? copysign{_suffix}(({_type})0, plain) : whole;
+  return b == 0 ? plain : whole;
+}}""")
+
+# ---- the number after another, by its bits, whatever becomes of subnormal ones in arithmetic ----------------
+
+for _suffix, _type, _bits in (("f", "float", 32), ("", "double", 64)):
+    _c(f"q_nextafter{_suffix}", f"""
+static inline {_type} q_nextafter{_suffix}({_type} x, {_type} y) {{
+  union {{ {_type} f; int{_bits}_t i; }} a = {{ .f = x }}, b = {{ .f = y }};
+  const int{_bits}_t size = a.i & INT{_bits}_MAX, other = b.i & INT{_bits}_MAX;
+  const int{_bits}_t grows = ((a.i ^ b.i) >= 0) & (other > size), least = (b.i & INT{_bits}_MIN) | 1;
+  a.i = (a.i == b.i) | ((size | other) == 0) ? b.i : size == 0 ? least : a.i - 1 + 2 * grows;
+  return ((x != x) | (y != y)) ? x + y : a.f;
 }}""")
 
 # ---- choices that leave no branch, which a compiler would put calls into ----------------------------------

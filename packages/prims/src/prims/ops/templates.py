@@ -201,10 +201,8 @@ def _closure(source: str, helpers: dict[str, str]) -> list[str]:
     return [name for name in helpers if name in needed]
 
 
-#: Words of C text of which no vectors are made.
-_SCALAR = frozenset(
-    ("for", "while", "fmod", "fmodf", "lgamma_r", "lgammaf_r", "nextafter", "nextafterf", "q_erfinv", "q_digamma")
-)
+#: Words of C text of which no vectors are made, or of fmod not by every compiler.
+_SCALAR = frozenset(("for", "while", "fmod", "fmodf", "lgamma_r", "lgammaf_r", "q_erfinv", "q_digamma"))
 
 
 def _libm(words: Set[str]) -> list[tuple[str, str, int]]:
@@ -229,7 +227,7 @@ def calls_libm(op: str) -> bool:
 
 
 def stays_scalar(op: str) -> bool:
-    """Whether no compiler makes vectors of the C of an elementwise primitive: it loops, or calls what has none."""
+    """Whether some compiler makes no vectors of the C of an elementwise primitive: it loops, or calls what has none."""
     return bool(_SCALAR & _words(op))
 
 

@@ -19,12 +19,12 @@ loop is vectorised. Values that are expensive and needed in several stages go to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.creduce import TILE, Stage
-from inductor_gen.codegen.pieces import in_pieces, seams
+from inductor_gen.codegen.pieces import Emit, draws, in_pieces, in_stretches, seams
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.device.record import Device
@@ -292,12 +292,14 @@ class _Kernel:
         """A test whose outcome is known where it stands."""
         self.w.line(f"const int {self.names.val(v)} = {int(holds)};")
 
-    def cut(
-        self, vals: Sequence[Val], loop: Expr, start: str, stop: str,
-        emit: Callable[[str, str, Mapping[int, bool]], None],
-    ) -> None:  # fmt: skip
-        """A loop, by ``emit``, over a range, or over the pieces of it in which tests among its values do not change."""
-        found = seams(self.body, vals, loop) if self._extent([loop]) >= CUT else []
+    def cut(self, vals: Sequence[Val], loop: Expr, start: str, stop: str, emit: Emit) -> None:
+        """A loop, by ``emit``, over a range, or over the pieces of it in which tests among its values do not change, or
+        over stretches for which random numbers are made before."""
+        long = self._extent([loop]) >= CUT
+        found = seams(self.body, vals, loop) if long else []
+        drawn = draws(self.body, vals, loop) if long else []
+        if drawn:
+            emit = in_stretches(self, drawn, loop, emit)
         if found:
             in_pieces(self, found, start, stop, emit)
         else:
@@ -327,6 +329,11 @@ class _Kernel:
         self._around(around, 0 if inside else self._collapsed(around), done, rows)
         # The compiler knows what fills memory fastest.
         one_by_one = self.scalar or all(v.op == "const" for v in self.body.vals)
+        if inside and strip is None and draws(self.body, [v for v in self.body.vals if v.id not in done], lane):
+            self.w.line(self._team(1))
+            self._lanes(lane, done, one_by_one, whole=True)
+            self.w.close(len(around))
+            return
         if inside:
             self.w.line(self._team(1) if one_by_one else self._team(1).replace("parallel for", "parallel for simd"))
         elif strip is None and not rows:
@@ -346,8 +353,8 @@ class _Kernel:
         self._rest(done)
         self.w.close(len(outer) + 2 * len(rows))
 
-    def _lanes(self, lane: Expr, done: set[int], one_by_one: bool) -> None:
-        """The innermost loop, with what is not done yet."""
+    def _lanes(self, lane: Expr, done: set[int], one_by_one: bool, whole: bool = False) -> None:
+        """The innermost loop, with what is not done yet; ``whole``: it is the only one, shared by stretches."""
         def emit(start: str, stop: str, holds: Mapping[int, bool]) -> None:
             if not one_by_one:
                 self.w.line(self.simd())
@@ -362,7 +369,10 @@ class _Kernel:
             self.w.close()
 
         left = [v for v in self.body.vals if v.id not in done]
-        self.cut(left, lane, "0", self.names.extent(lane), emit)
+        if whole:
+            in_stretches(self, draws(self.body, left, lane), lane, emit)("0", self.names.extent(lane), {})
+        else:
+            self.cut(left, lane, "0", self.names.extent(lane), emit)
 
     def _strip(self, around: list[Expr], lane: Expr) -> Expr | None:
         """A short loop that walks side by side what the lane jumps over: every other element, pairs, small blocks."""

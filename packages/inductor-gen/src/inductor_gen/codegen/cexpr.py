@@ -54,6 +54,8 @@ class Names:
         self._pointers: dict[Node, str] = {}
         self._vars = {v: f"i{k}" for k, v in enumerate(loops)}
         self._vals: dict[int, str] = {}
+        #: Where the random words of values stand that are made before a stretch of their loop.
+        self.words: dict[int, str] = {}
         for node in dict.fromkeys(s.buffer for s in body.stores) if written is None else written:
             self._pointers[node] = f"out{len(self.buffers)}"
             self.buffers.append(node)
@@ -212,6 +214,8 @@ class Names:
                 return self._bitcast(v, args[0])
             case "bounded" | "nonzero":
                 return self.checked(v, args[0])
+        if v.id in self.words:
+            return templates.c_drawn(TABLE[v.op], self.words[v.id], v.dtype)
         if v.op.startswith("random_"):
             return self.random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype

@@ -446,10 +446,26 @@ static inline uint64_t q_philox64(int64_t seed, int64_t offset, int64_t i) {
   q_philox4(seed, offset + (i >> 1), w);
   return (i & 1) ? ((uint64_t)w[3] << 32 | w[2]) : ((uint64_t)w[1] << 32 | w[0]);
 }""")
+# The words of at most 256 elements from `first` on, of which that element's is w[first & 3]: a counter's four are made
+# together. So are normal numbers below.
+_c("q_words", """
+static inline void q_words(int64_t seed, int64_t offset, int64_t first, int64_t count, uint32_t* restrict w) {
+  const int64_t begin = first >> 2, counters = ((first + count + 3) >> 2) - begin;
+  #pragma omp simd
+  for (int64_t k = 0; k < counters; k++) {
+    uint32_t four[4];
+    q_philox4(seed, offset + begin + k, four);
+    for (int j = 0; j < 4; j++) w[4 * k + j] = four[j];
+  }
+}""")
 for _suffix, _bits in _UNIFORM:
+    _c(f"q_unit_{_suffix}", f"""
+static inline float q_unit_{_suffix}(uint32_t word) {{
+  return (float)(int32_t)(word >> {32 - _bits}) * {2.0**-_bits!r}f;
+}}""")
     _c(f"q_uniform_{_suffix}", f"""
 static inline float q_uniform_{_suffix}(int64_t seed, int64_t offset, int64_t i) {{
-  return (float)(int32_t)(q_philox(seed, offset, i) >> {32 - _bits}) * {2.0**-_bits!r}f;
+  return q_unit_{_suffix}(q_philox(seed, offset, i));
 }}""")
 _c("q_uniform_f64", """
 static inline double q_uniform_f64(int64_t seed, int64_t offset, int64_t i) {
@@ -464,6 +480,28 @@ static inline float q_normal32(int64_t seed, int64_t offset, int64_t i) {
   float r = sqrtf(-2.0f * logf((float)(int32_t)((u >> 8) + 1) * 0x1p-24f));
   float t = (float)(int32_t)(v >> 8) * 0x1p-24f * 6.283185307179586f;
   return r * ((i & 1) ? sinf(t) : cosf(t));
+}""")
+_c("q_normals", """
+static inline void q_normals(int64_t seed, int64_t offset, int64_t first, int64_t count, float* restrict x) {
+  const int64_t begin = first >> 2, counters = ((first + count + 3) >> 2) - begin;
+  #pragma omp simd
+  for (int64_t k = 0; k < counters; k++) {
+    uint32_t w[4];
+    q_philox4(seed, offset + begin + k, w);
+    for (int j = 0; j < 4; j += 2) {
+      x[4 * k + j] = sqrtf(-2.0f * logf((float)(int32_t)((w[j] >> 8) + 1) * 0x1p-24f));
+      x[4 * k + j + 1] = (float)(int32_t)(w[j + 1] >> 8) * 0x1p-24f * 6.283185307179586f;
+    }
+  }
+  float y[136];  /* by loops of their own: of a sine and a cosine together gcc makes one call, which has no vectors */
+  #pragma omp simd
+  for (int64_t k = 0; k < 2 * counters; k++) y[k] = sinf(x[2 * k + 1]);
+  #pragma omp simd
+  for (int64_t k = 0; k < 2 * counters; k++) {
+    const float r = x[2 * k];
+    x[2 * k] = r * cosf(x[2 * k + 1]);
+    x[2 * k + 1] = r * y[k];
+  }
 }""")
 _c("q_normal64", """
 static inline double q_normal64(int64_t seed, int64_t offset, int64_t i) {

@@ -29,8 +29,11 @@ from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
 from prims.ops.row import TABLE, PrimOp, Template
 
 __all__ = [
+    "DRAWN_TOGETHER",
     "calls_libm",
     "c_convert",
+    "c_drawn",
+    "c_draws",
     "c_expr",
     "c_literal",
     "c_prelude",
@@ -173,6 +176,25 @@ def c_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.dtype)
         return f"q_uniform_{ROWS[dtype].name}({seed}, {offset}, {index})"
     value = f"q_normal{'64' if wide else '32'}({seed}, {offset}, {index})"
     return c_convert(value, torch.float32, dtype) if not wide else value
+
+
+def c_drawn(op: PrimOp, place: str, dtype: torch.dtype) -> str:
+    """The C expression of an element of a ``random_uniform`` or ``random_normal`` result of at most 32 bits, given what
+    `c_draws` made for it."""
+    if op.name == "random_uniform":
+        return f"q_unit_{ROWS[dtype].name}({place})"
+    return c_convert(place, torch.float32, dtype)
+
+
+#: Elements that `c_draws` makes something for at most.
+DRAWN_TOGETHER = 256
+
+
+def c_draws(op: PrimOp, seed: str, offset: str, first: str, count: str, name: str) -> list[str]:
+    """C statements that make an array `name` of what `c_drawn` takes for `count` elements from `first` on, at most
+    `DRAWN_TOGETHER`; that element's is at ``first & 3``."""
+    ctype, function = ("uint32_t", "q_words") if op.name == "random_uniform" else ("float", "q_normals")
+    return [f"{ctype} {name}[{DRAWN_TOGETHER + 8}];", f"{function}({seed}, {offset}, {first}, {count}, {name});"]
 
 
 def triton_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.dtype) -> str:

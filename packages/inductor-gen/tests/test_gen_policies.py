@@ -42,7 +42,7 @@ def test_products(dtype: torch.dtype, m: int, k: int, n: int) -> None:
     assert all(torch.equal(ordered.product(a, b[j : j + 1].t())[:, 0], got[:, j]) for j in range(0, n, 5))
     sums, want = ordered.sum_of_product(bias, a, b.t(), beta=2, alpha=0.5), 2 * bias.double() + 0.5 * exact
     terms = 2 * bias.abs().double() + 0.5 * exact.abs()  # the two may cancel
-    assert ((sums.double() - want).abs().max() <= 2 * error * terms.max()), (sums, want)
+    assert (sums.double() - want).abs().max() <= 2 * error * terms.max(), (sums, want)
 
 
 def test_products_of_many_and_of_none() -> None:

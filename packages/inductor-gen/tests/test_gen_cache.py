@@ -25,6 +25,7 @@ from prims.disk import folders
 from prims.disk.cache import KernelCache
 from prims.errors import CompileWarning, InternalError, UserError
 from prims.options import Options
+from prims.report import Report
 
 SCRIPT = """
 import sys
@@ -162,6 +163,31 @@ def test_a_bad_cc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     with pytest.raises(UserError, match="/nowhere/cc"):
         compiler.find_compiler()
+
+
+def test_a_compiler_without_openmps_library_makes_kernels_of_one_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours = " ".join(compiler.find_compiler().command)
+    script = tmp_path / "other-cc"
+    script.write_text(textwrap.dedent(f"""\
+        #!/bin/sh
+        for flag in "$@"; do
+            case $flag in
+                --version) echo "another compiler"; exit 0;;
+                -fopenmp) echo "cannot find -lomp"; exit 1;;
+            esac
+        done
+        exec {ours} "$@"
+        """))
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    env, x = graph(15.5)
+    report = Report()
+    with pytest.warns(CompileWarning, match=r"run on one thread(.|\n)*other-cc(.|\n)*libomp"):
+        compiled = inductor_gen.compile_graph(env, options=Options(cache_dir=str(tmp_path / "cache")), report=report)
+    assert report.kernels and not report.fallbacks
+    torch.testing.assert_close(compiled(x)[0], x.cos() * 15.5)
 
 
 def test_no_compiler_machinery_of_torch_is_imported(tmp_path: Path) -> None:

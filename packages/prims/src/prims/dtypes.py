@@ -58,8 +58,8 @@ ROWS = _Rows({
     for row in (
         DType(torch.float32, "f32", "float", "tl.float32", "fp32", bits=24),
         DType(torch.float64, "f64", "double", "tl.float64", "fp64", bits=53),
-        DType(torch.float16, "f16", "float", "tl.float32", "fp16", "_Float16", "tl.float16", "(float){}",
-              "(_Float16){}", _F32, bits=11),
+        DType(torch.float16, "f16", "float", "tl.float32", "fp16", "uint16_t", "tl.float16", "q_from_f16({})",
+              "q_to_f16({})", _F32, bits=11),
         DType(torch.bfloat16, "bf16", "float", "tl.float32", "bf16", "uint16_t", "tl.bfloat16", "qi_from_bf16({})",
               "qi_to_bf16({})", _F32, bits=8),
         *(

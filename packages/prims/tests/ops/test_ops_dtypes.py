@@ -8,7 +8,7 @@ import torch
 from prims.dtypes import HALVES, KEPT_FLOATS, REAL_FLOATS, ROWS, compute_dtype
 from prims.errors import Unsupported
 
-_C_SIZES = {"float": 4, "double": 8, "_Float16": 2, "uint16_t": 2}
+_C_SIZES = {"float": 4, "double": 8}
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)

@@ -24,6 +24,7 @@ from typing import Any
 
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.creduce import TILE, Stage
+from inductor_gen.codegen.pieces import Emit, draws, in_pieces, in_stretches, seams
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.device.record import Device
@@ -45,6 +46,7 @@ PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
 WIDEST = 32  # bytes of the vectors that compilers take at most, unasked, on many processors that have wider ones
+CUT = 32  # steps of a loop from which on it is worth cutting
 TOGETHER = 4  # rows that a scatter goes through at a time, to look at an index once for all of them
 
 class _Writer:
@@ -107,6 +109,8 @@ class _Kernel:
             self._depend_on_lane()
         self.rows: dict[int, str] = {}
         self.arrays: set[int] = set()
+        #: Values that were computed where the text is now, or around it, and so what they were computed from is there.
+        self.fresh: set[int] = set()
         self.reduces = [v for v in self.body.vals if v.op in ("reduce", "scan")]
         self.stages = self.body.passes() if self.inner else 0
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
@@ -279,12 +283,30 @@ class _Kernel:
         return f"#pragma omp simd{self.noting}"
 
     def emit(self, v: Val) -> None:
+        self.fresh.add(v.id)
         if v.op in ("bounded", "nonzero"):
             self.w.line(self.names.failure(v))
         self.w.line(f"const {self.names.type_of(v)} {self.names.val(v)} = {self.names.expression(v)};")
 
+    def known(self, v: Val, holds: bool) -> None:
+        """A test whose outcome is known where it stands."""
+        self.w.line(f"const int {self.names.val(v)} = {int(holds)};")
+
+    def cut(self, vals: Sequence[Val], loop: Expr, start: str, stop: str, emit: Emit) -> None:
+        """A loop, by ``emit``, over a range, or over the pieces of it in which tests among its values do not change, or
+        over stretches for which random numbers are made before."""
+        long = self._extent([loop]) >= CUT
+        found = seams(self.body, vals, loop) if long else []
+        drawn = draws(self.body, vals, loop) if long else []
+        if drawn:
+            emit = in_stretches(self, drawn, loop, emit)
+        if found:
+            in_pieces(self, found, start, stop, emit)
+        else:
+            emit(start, stop, {})
+
     def store(self, s: Store) -> None:
-        self.w.line(self.names.store(s))
+        self.w.line(self.names.store(s, rounds=s.value.id in self.fresh))
 
     # ---- pointwise --------------------------------------------------------------------------------------
 
@@ -307,8 +329,17 @@ class _Kernel:
         self._around(around, 0 if inside else self._collapsed(around), done, rows)
         # The compiler knows what fills memory fastest.
         one_by_one = self.scalar or all(v.op == "const" for v in self.body.vals)
+        if inside and strip is None and draws(self.body, [v for v in self.body.vals if v.id not in done], lane):
+            self.w.line(self._team(1))
+            self._lanes(lane, done, one_by_one, whole=True)
+            self.w.close(len(around))
+            return
         if inside:
             self.w.line(self._team(1) if one_by_one else self._team(1).replace("parallel for", "parallel for simd"))
+        elif strip is None and not rows:
+            self._lanes(lane, done, one_by_one)
+            self.w.close(len(around))
+            return
         elif not one_by_one:
             self.w.line(self.simd())
         self.loop(lane)
@@ -321,6 +352,27 @@ class _Kernel:
             self._together(rows[0])
         self._rest(done)
         self.w.close(len(outer) + 2 * len(rows))
+
+    def _lanes(self, lane: Expr, done: set[int], one_by_one: bool, whole: bool = False) -> None:
+        """The innermost loop, with what is not done yet; ``whole``: it is the only one, shared by stretches."""
+        def emit(start: str, stop: str, holds: Mapping[int, bool]) -> None:
+            if not one_by_one:
+                self.w.line(self.simd())
+            self.loop(lane, start, stop)
+            for v in left:
+                if v.id in holds:
+                    self.known(v, holds[v.id])
+                else:
+                    self.emit(v)
+            for s in self.body.stores:
+                self.store(s)
+            self.w.close()
+
+        left = [v for v in self.body.vals if v.id not in done]
+        if whole:
+            in_stretches(self, draws(self.body, left, lane), lane, emit)("0", self.names.extent(lane), {})
+        else:
+            self.cut(left, lane, "0", self.names.extent(lane), emit)
 
     def _strip(self, around: list[Expr], lane: Expr) -> Expr | None:
         """A short loop that walks side by side what the lane jumps over: every other element, pairs, small blocks."""
@@ -518,6 +570,7 @@ class _Kernel:
             name = self.names.val(a)
             if self._kept(a):
                 self.w.line(f"const {self.names.type_of(a)} {name} = {name}a[l_];")
+                self.fresh.discard(a.id)
             else:
                 self.emit(a)
 

@@ -14,7 +14,7 @@ from inductor_gen.kernel.contract import CONTRACTED
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
 from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
-from prims.dtypes import ROWS
+from prims.dtypes import HALVES, ROWS
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -54,6 +54,8 @@ class Names:
         self._pointers: dict[Node, str] = {}
         self._vars = {v: f"i{k}" for k, v in enumerate(loops)}
         self._vals: dict[int, str] = {}
+        #: Where the random words of values stand that are made before a stretch of their loop.
+        self.words: dict[int, str] = {}
         for node in dict.fromkeys(s.buffer for s in body.stores) if written is None else written:
             self._pointers[node] = f"out{len(self.buffers)}"
             self.buffers.append(node)
@@ -212,6 +214,8 @@ class Names:
                 return self._bitcast(v, args[0])
             case "bounded" | "nonzero":
                 return self.checked(v, args[0])
+        if v.id in self.words:
+            return templates.c_drawn(TABLE[v.op], self.words[v.id], v.dtype)
         if v.op.startswith("random_"):
             return self.random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
@@ -273,12 +277,14 @@ class Names:
         """A value as it goes to memory."""
         return ROWS[dtype].writes.format(name)
 
-    def store(self, s: Store) -> str:
-        """The statement of a store."""
+    def store(self, s: Store, rounds: bool = False) -> str:
+        """The statement of a store; ``rounds``: what a value was converted from can be had, and is rounded once."""
         target = f"{self.pointer(s.buffer)}[{self.index(s.at)}]"
         name = self.val(s.value)
         dtype = s.value.dtype
         if s.mode == "set":
+            if rounds and s.value.op == "convert" and dtype in HALVES and s.value.args[0].dtype == torch.float32:
+                name = self.val(s.value.args[0])
             return f"{target} = {self.stored(name, dtype)};"
         old = ROWS[dtype].reads.format(target)
         row = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}[s.mode]

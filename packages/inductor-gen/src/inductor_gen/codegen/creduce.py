@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from inductor_gen.codegen.reductions import REDUCTIONS, neutral
 from inductor_gen.kernel.body import Val, linear
 from inductor_gen.loops.graph import is_whole_division
 from inductor_gen.loops.index import ONE, ZERO
-from prims.ops import templates
+from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ NOTED = 512
 
 #: Of what a compiler may make branches.
 _CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin"))
+
+#: The extreme of two numbers, NaN if either is.
+_OF_TWO = {"amax": "maximum", "amin": "minimum"}
 
 #: Strides of loads that are vectors in memory, or one number.
 _SIDE_BY_SIDE = (ZERO, ONE, ex.const(-1))
@@ -139,7 +143,13 @@ class Stage:
                 self.declare(self.total_type(s), name, self.start(s))
 
     def _has_nan(self, r: Val) -> bool:
-        return REDUCTIONS[r.attr].notes_nan(r.args[0].dtype)
+        """Is it noted apart whether there was a NaN?"""
+        row = REDUCTIONS[r.attr]
+        return row.notes_nan(r.args[0].dtype) and (row.place or not self._keeps_nan())
+
+    def _keeps_nan(self) -> bool:
+        """Does an extreme stay NaN once it is? Those of several lanes or threads are taken together by comparison."""
+        return self.tiled and not self.k.split_inner
 
     def partial(self, r: Val) -> str:
         """The accumulator that the innermost loop updates."""
@@ -155,7 +165,10 @@ class Stage:
         if self._has_nan(r):
             self.w.line(f"{self.at(self.name(r) + 'n')} |= ({x} != {x});")
         into = f"{self.name(r)}m" if row.place else self.at(self.partial(r))
-        self.w.line(row.c.format(into, x))
+        if row.notes_nan(r.args[0].dtype) and not self._has_nan(r):
+            self.w.line(f"{into} = {templates.c_expr(TABLE[_OF_TWO[r.attr]], [x, into], r.args[0].dtype)};")
+        else:
+            self.w.line(row.c.format(into, x))
 
     def _begin_notes(self) -> None:
         for r in self.args if self.noted else ():
@@ -212,9 +225,11 @@ class Stage:
         for r in self.reduces:
             n = self.name(r)
             ctype = self.k.names.type_of(r)
-            value = f"({ctype}){self.at(n + 's')}"
-            if self._has_nan(r) and not REDUCTIONS[r.attr].place:
-                zero = " + 0" if self.k.in_order else ""  # of 0 and -0, either may have come first
+            row = REDUCTIONS[r.attr]
+            extreme = row.notes_nan(r.args[0].dtype) and not row.place
+            zero = " + 0" if extreme and self.k.in_order else ""  # of 0 and -0, either may have come first
+            value = f"({ctype}){self.at(n + 's')}{zero}"
+            if extreme and self._has_nan(r):
                 value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}{zero}"
             if self.tiled:
                 self.w.line(f"{ctype} {n}a[{TILE}];")
@@ -277,12 +292,15 @@ class Stage:
             self.statements()
             self.w.close(2)
             return
+        def emit(start: str, stop: str, holds: Mapping[int, bool]) -> None:
+            if plain:
+                self.w.line(" ".join([self.k.simd(), *self.clauses("partial")]))
+            self.k.loop(self.loops[-1], start, stop)
+            self.statements(holds)
+            self.w.close()
+
         self._begin_notes()
-        if plain:
-            self.w.line(" ".join([self.k.simd(), *self.clauses("partial")]))
-        self.k.loop(self.loops[-1], start, stop)
-        self.statements()
-        self.w.close()
+        self.k.cut([v for v in self.vals if v.id not in self.done], self.loops[-1], start, stop, emit)
         self._end_notes()
 
     def _row_position(self) -> str:
@@ -292,13 +310,18 @@ class Stage:
             position = name if not position else f"({position})*{self.k.names.extent(v)} + {name}"
         return position
 
-    def statements(self) -> None:
+    def statements(self, holds: Mapping[int, bool] | None = None) -> None:
+        """The innermost loop's; of tests in ``holds`` the outcome is known."""
         for v in self.vals:
             if v.id in self.done:
+                continue
+            if holds and v.id in holds:
+                self.k.known(v, holds[v.id])
                 continue
             row = self.k.rows.get(v.id)
             if row is not None and v.stage < self.stage:
                 self.w.line(f"const {self.k.names.type_of(v)} {self.k.names.val(v)} = {row}[{self._row_position()}];")
+                self.k.fresh.discard(v.id)
                 continue
             if v.op == "scan":
                 acc = self.at(self.name(v) + "s")

@@ -16,6 +16,8 @@ __all__ = ["STRIP", "Nest", "arrange", "collapse"]
 STRIP = 4
 """Steps up to which a loop on a CPU is unrolled inside the lane rather than vectorised."""
 
+_LINE = 64  # bytes of a cache's line
+
 
 class Nest:
     """A body with its loops in order.
@@ -35,9 +37,10 @@ class Nest:
         self.like: tuple[object, Sequence[Node]] | None = None
 
 
-def _accesses(body: Body) -> list[tuple[Expr, float]]:
-    found = [(v.at, 1.0) for v in body.vals if v.op == "load" and v.at is not None]
-    return found + [(s.at, 1.5) for s in body.stores]
+def _accesses(body: Body) -> list[tuple[Expr, float, int]]:
+    """Places that are read and written, with their weights and the bytes of an element."""
+    found = [(v.at, 1.0, v.dtype.itemsize) for v in body.vals if v.op == "load" and v.at is not None]
+    return found + [(s.at, 1.5, s.value.dtype.itemsize) for s in body.stores]
 
 
 def _traffic(body: Body, at: Expr, hint: Hint) -> float:
@@ -49,6 +52,13 @@ def _traffic(body: Body, at: Expr, hint: Hint) -> float:
     return share
 
 
+def _sharing(stride: Expr | None, bytes_: int, hint: Hint) -> float:
+    """How far the steps of a lane share lines of the cache: from 1, next to each other, to -1, a line for each."""
+    if stride is None:
+        return -1.0
+    return max(1 - 2 * (abs(hint(stride)) * bytes_ - bytes_) / _LINE, -1.0)
+
+
 def _choose_lane(body: Body, hint: Hint) -> Expr | None:
     best: Expr | None = None
     best_score = float("-inf")
@@ -56,16 +66,16 @@ def _choose_lane(body: Body, hint: Hint) -> Expr | None:
     on_cpu = bool(body.nodes) and body.nodes[0].device is not None and body.nodes[0].device.type == "cpu"
     if on_cpu:
         # A row of weights stays in the cache whichever way it is walked.
-        accesses = [(at, weight * max(_traffic(body, at, hint), 1 / 64)) for at, weight in accesses]
+        accesses = [(at, weight * max(_traffic(body, at, hint), 1 / 64), size) for at, weight, size in accesses]
     for v in [*body.outer, *body.inner]:
         score = 0.0
         extent = hint(body.space[v])
-        for at, weight in accesses:
+        for at, weight, bytes_ in accesses:
             stride = linear(body, at, v)
             if stride is ONE:
                 score += weight
             elif stride is not ZERO:
-                score -= weight
+                score += weight * _sharing(stride, bytes_, hint) if on_cpu else -weight
         if extent < 8:
             score -= 8.0 if on_cpu and extent <= STRIP else 2.0
         score += min(extent, 64) / 1000.0
@@ -76,7 +86,7 @@ def _choose_lane(body: Body, hint: Hint) -> Expr | None:
 
 def _rank(body: Body, v: Expr, hint: Hint) -> int:
     total = 0
-    for at, _ in _accesses(body):
+    for at, *_ in _accesses(body):
         stride = linear(body, at, v)
         total += hint(stride) if stride is not None else 1
     return total

@@ -79,7 +79,8 @@ def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
         _run([*compiler.command, *flags, *hidden, "-c", str(folder / f"{name}.c"), "-o", str(made)])
         objects.append(made)
     made_of = [*map(str, objects), "-o", str(folder / LIBRARY)]
-    link = [*compiler.command, "-shared", "-fopenmp", *made_of, "-lm", "-lpthread"]
+    threads = [f for f in flags if f == "-fopenmp"]
+    link = [*compiler.command, "-shared", *threads, *made_of, "-lm", "-lpthread"]
     if calls_torch:
         place = _libraries()
         link += [f"-L{place}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]

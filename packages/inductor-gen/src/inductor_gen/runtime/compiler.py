@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.util
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from inductor_gen.runtime.libraries import (
 )
 from inductor_gen.unit import Unit
 from prims.disk.cache import KernelCache
+from prims.eager import warn_user
 from prims.errors import InternalError, UserError
 from prims.options import Options
 from prims.records import record
@@ -50,8 +53,9 @@ class Compiler:
     @property
     def flags(self) -> tuple[str, ...]:
         """The flags of :data:`FLAGS` that it knows, and those that the processor asks for."""
-        is_gcc = "Free Software Foundation" in self.identity
-        return (*FLAGS, *_whole_vectors()) if is_gcc else _FOR_ANY
+        if "Free Software Foundation" in self.identity:
+            return (*FLAGS, *_whole_vectors())
+        return _FOR_ANY if _shares_loops(self.command) else _ONE_THREAD
 
     def flags_of(self, text: str) -> tuple[str, ...]:
         """The flags for a kernel: no others than it needs, for what they prevent costs sums a tenth of their time."""
@@ -59,6 +63,36 @@ class Compiler:
 
 
 _FOR_ANY = tuple(flag for flag in FLAGS if flag not in OF_GCC)
+_ONE_THREAD = tuple("-fopenmp-simd" if flag == "-fopenmp" else flag for flag in _FOR_ANY)
+
+_SHARED_LOOP = """\
+int KERNEL(float* x, int n) {
+    #pragma omp parallel for
+    for (int i = 0; i < n; i++) x[i] *= 2;
+    return 0;
+}
+"""
+
+
+@functools.lru_cache(maxsize=8)
+def _shares_loops(command: tuple[str, ...]) -> bool:
+    """Can be loaded here what a compiler makes of a loop for several threads? Clang has the OpenMP library in a package
+    of its own, the Python package ``ziglang`` has none. Says so where it cannot: kernels run on one thread then."""
+    with tempfile.TemporaryDirectory(prefix="quintet-") as folder:
+        source, made = Path(folder) / "shared.c", Path(folder) / "shared.so"
+        source.write_text(_SHARED_LOOP)
+        try:
+            output, _ = _finish(_start([*command, *_FOR_ANY, str(source), "-o", str(made)]), _ANSWER)
+            if output is not None:
+                ctypes.CDLL(str(made))
+                return True
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    warn_user(
+        f"Kernels run on one thread: the C compiler {' '.join(command)} comes without OpenMP's library. Install it "
+        "(libomp), or gcc, or name another compiler in the CC environment variable."
+    )
+    return False
 
 
 @functools.cache

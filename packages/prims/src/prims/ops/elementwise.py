@@ -130,7 +130,7 @@ binary("remainder", "x - y * floor(x / y): y's sign, as Python's %; an integer y
        c=_int_or("q_remainder{f}({0}, {1})", "(({T})q_frem({0}, {1}))"),
        triton=_int_or("q_remainder({0}, {1})", "q_frem({0}, {1})"), right=_NONZERO)  # fmt: skip
 binary("fmod", "x - y * trunc(x / y): x's sign, as C's fmod; an integer y must not be 0", NUMERIC, torch.fmod, "fmod",
-       c=_int_or("fmod{f}({0}, {1})", "(({T})q_trem({0}, {1}))"),
+       c=_int_or("q_fmod{f}({0}, {1})", "(({T})q_trem({0}, {1}))"),
        triton=_int_or("libdevice.fmod({0}, {1})", "({0} % {1})"), right=_NONZERO)  # fmt: skip
 binary("pow", "x ** y; an integer to a negative power is 0 unless x is 1 or -1", NUMERIC, torch.pow, nm.power,
        c=_int_or("pow{f}({0}, {1})", "(({T})q_ipow({0}, {1}))"),
@@ -149,25 +149,26 @@ def _nextafter(x: Any, y: Any) -> Any:
 
 
 binary("nextafter", "the next representable number after x toward y", (torch.float32, torch.float64), _nextafter,
-       "nextafter", c="nextafter{f}({0}, {1})", triton="q_nextafter{bits}({0}, {1})")  # fmt: skip
+       "nextafter", c="q_nextafter{f}({0}, {1})", triton="q_nextafter{bits}({0}, {1})")  # fmt: skip
 
 # ---- extrema --------------------------------------------------------------------------------------------
+# In C the choice between floats is made of their bits: where extrema follow each other, gcc makes branches of ``?:``.
 
 binary("maximum", "the greater; NaN if either is NaN", REAL, torch.maximum, "maximum",
-       c={"float": "((({0} > {1}) | ({0} != {0})) ? {0} : {1})", "int": "({0} > {1} ? {0} : {1})",
+       c={"float": "q_pick{f}(({0} > {1}) | ({0} != {0}), {0}, {1})", "int": "({0} > {1} ? {0} : {1})",
           "bool": "({0} | {1})"},
        triton={"float": "tl.maximum({0}, {1}, tl.PropagateNan.ALL)", "int": "tl.maximum({0}, {1})",
                "bool": "({0} | {1})"})  # fmt: skip
 binary("minimum", "the lesser; NaN if either is NaN", REAL, torch.minimum, "minimum",
-       c={"float": "((({0} < {1}) | ({0} != {0})) ? {0} : {1})", "int": "({0} < {1} ? {0} : {1})",
+       c={"float": "q_pick{f}(({0} < {1}) | ({0} != {0}), {0}, {1})", "int": "({0} < {1} ? {0} : {1})",
           "bool": "({0} & {1})"},
        triton={"float": "tl.minimum({0}, {1}, tl.PropagateNan.ALL)", "int": "tl.minimum({0}, {1})",
                "bool": "({0} & {1})"})  # fmt: skip
 binary("fmax", "the greater; a NaN gives way to a number", FLOATS, torch.fmax, "fmax",
-       c="((({0} >= {1}) | ({1} != {1})) ? {0} : {1})",
+       c="q_pick{f}(({0} >= {1}) | ({1} != {1}), {0}, {1})",
        triton="tl.where(({0} >= {1}) | ({1} != {1}), {0}, {1})")  # fmt: skip
 binary("fmin", "the lesser; a NaN gives way to a number", FLOATS, torch.fmin, "fmin",
-       c="((({0} <= {1}) | ({1} != {1})) ? {0} : {1})",
+       c="q_pick{f}(({0} <= {1}) | ({1} != {1}), {0}, {1})",
        triton="tl.where(({0} <= {1}) | ({1} != {1}), {0}, {1})")  # fmt: skip
 
 # ---- bits and logic -------------------------------------------------------------------------------------

@@ -71,22 +71,105 @@ static inline int64_t q_ipow(int64_t x, int64_t e) {
   return (int64_t)result;
 }""")
 
-# ---- floating-point division with Python's signs (CPython's float_divmod) --------------------------------
+# ---- fmod, and floating-point division with Python's signs (CPython's float_divmod) -----------------------
 
-for _suffix, _type in (("f", "float"), ("", "double")):
+# What remains of a division is exact, so all that follows comes to the bits of libm's fmod.
+#
+# gcc calls functions of these names (x86's vector function ABI) for the lanes of a loop that calls fmod. Quotients
+# below a quarter of 2 to the bits of the mantissa, rounded to the nearest integer (`whole`: by a number whose unit in
+# the last place is 1), leave at most 5/8 of the divisor, which one fused operation gives exactly. Other lanes, and
+# infinities and NaN, are the long division's of float32 and libm's of float64, by a name of which no vectors are made.
+
+
+def _fmod_lanes(ctype: str, f: str, bits: int, mantissa: int) -> str:
+    """The vector versions of fmod for x86."""
+    lines = ["#pragma omp declare simd notinbranch", f"{ctype} fmod{f}({ctype}, {ctype});"]
+    far = "q_long_fmodf" if f else "q_libm_fmod"
+    lines += ['extern double q_libm_fmod(double, double) __asm__("fmod");'] * (not f)
+    for size, guard, wide in ((16, "", ""), (32, "__AVX__", "256")):
+        v, i, count, p = f"q_{ctype}s{size}", f"q_int{bits}s{size}", size * 8 // bits, "s" if f else "d"
+        name = f"_ZGV{'b' if size == 16 else 'c'}N{count}vv_fmod{f}"
+        lines += [f"#ifdef {guard}"] * bool(guard) + [f"""
+typedef {ctype} {v} __attribute__((vector_size({size})));
+typedef int{bits}_t {i} __attribute__((vector_size({size})));
+static __attribute__((noinline, cold)) {v} q_far{f}{size}({v} a, {v} b, {v} r, {i} near) {{
+  for (int k = 0; k < {count}; k++) if (!near[k]) r[k] = {far}(a[k], b[k]);
+  return r;
+}}
+static __attribute__((used)) {v} {name}({v} a, {v} b) {{
+  const {i} sign = ({i}){{}} + INT{bits}_MIN;
+  const {v} x = ({v})(({i})a & ~sign), y = ({v})(({i})b & ~sign), quotient = x / y;
+  const {v} whole = quotient + 0x1p{mantissa}{f} - 0x1p{mantissa}{f};
+  const {i} near = (quotient < 0x1p{mantissa - 2}{f}) & (y < ({ctype})INFINITY);
+  {v} r = __builtin_ia32_vfmaddp{p}{wide}(-whole, y, x);
+  r = ({v})(({i})(r + (({v})((r < 0) & ({i})y))) | (({i})a & sign));
+  return __builtin_ia32_movmskp{p}{wide}(({v})near) == {2**count - 1} ? r : q_far{f}{size}(a, b, r, near);
+}}""".strip()]
+    of_avx2 = name.replace("c", "d", 1)
+    lines += [f"""
+static __attribute__((used, alias("{name}"))) {v} {of_avx2}({v}, {v});
+#ifdef __AVX512F__
+typedef {ctype} q_{ctype}s64 __attribute__((vector_size(64)));
+static __attribute__((used)) q_{ctype}s64 _ZGVeN{512 // bits}vv_fmod{f}(q_{ctype}s64 a, q_{ctype}s64 b) {{
+  union {{ q_{ctype}s64 all; {v} half[2]; }} x = {{ .all = a }}, y = {{ .all = b }};
+  for (int k = 0; k < 2; k++) x.half[k] = {name}(x.half[k], y.half[k]);
+  return x.all;
+}}
+#endif
+#endif""".strip()]
+    return "\n".join(lines)
+
+
+# Of a float32 every step of the long division takes 52 bits off the quotient, which has at most 277: in double, what
+# remains has few bits and is exact. (2 ** 200 is greater than any float, and no infinity.)
+_FMODF_STEP = "r = __builtin_fma(-trunc(r * inverse), y, r);"
+_c("q_long_fmodf", f"""
+static inline float q_long_fmodf(float a, float b) {{
+#if defined(__FMA__) || defined(__FP_FAST_FMA)
+  const double divisor = fabs((double)b), y = divisor > 0x1p200 ? 0x1p200 : divisor, inverse = 1 / y;
+  double r = fabs((double)a);
+  {_FMODF_STEP} {_FMODF_STEP}
+  {_FMODF_STEP} {_FMODF_STEP}
+  {_FMODF_STEP}
+  r = __builtin_fma(-floor(r * inverse), y, r);
+  r = r < 0 ? r + y : r;
+  r = r >= y ? r - y : r;
+  return copysignf((float)r, a);
+#else
+  return fmodf(a, b);
+#endif
+}}""")
+for _suffix, _type, _bits, _mantissa in (("f", "float", 32, 23), ("", "double", 64, 52)):
+    _c(f"q_fmod{_suffix}", "\n".join([
+        "#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__FMA__) && defined(__ELF__)",
+        _fmod_lanes(_type, _suffix, _bits, _mantissa), f"#define q_fmod{_suffix} fmod{_suffix}",
+        "#else", f"#define q_fmod{_suffix} {'q_long_fmodf' if _suffix else 'fmod'}", "#endif",
+    ]))  # fmt: skip
     _c(f"q_remainder{_suffix}", f"""
 static inline {_type} q_remainder{_suffix}({_type} a, {_type} b) {{
-  {_type} r = fmod{_suffix}(a, b);
-  return (r != 0 && (r < 0) != (b < 0)) ? r + b : r;
+  {_type} r = q_fmod{_suffix}(a, b);
+  return ((r != 0) & ((r < 0) != (b < 0))) ? r + b : r;
 }}""")
     _c(f"q_floor_div{_suffix}", f"""
 static inline {_type} q_floor_div{_suffix}({_type} a, {_type} b) {{
-  {_type} r = fmod{_suffix}(a, b), q = (a - r) / b, whole;
-  if (b == 0) return a / b;
-  if (r != 0 && (b < 0) != (r < 0)) q -= 1;
-  if (q == 0) return copysign{_suffix}(({_type})0, a / b);
+  {_type} r = q_fmod{_suffix}(a, b), q = (a - r) / b, whole, plain = a / b;
+  q = ((r != 0) & ((b < 0) != (r < 0))) ? q - 1 : q;
   whole = floor{_suffix}(q);
-  return q - whole > ({_type})0.5 ? whole + 1 : whole;
+  whole = q - whole > ({_type})0.5 ? whole + 1 : whole;
+  whole = q == 0 ? copysign{_suffix}(({_type})0, plain) : whole;
+  return b == 0 ? plain : whole;
+}}""")
+
+# ---- the number after another, by its bits, whatever becomes of subnormal ones in arithmetic ----------------
+
+for _suffix, _type, _bits in (("f", "float", 32), ("", "double", 64)):
+    _c(f"q_nextafter{_suffix}", f"""
+static inline {_type} q_nextafter{_suffix}({_type} x, {_type} y) {{
+  union {{ {_type} f; int{_bits}_t i; }} a = {{ .f = x }}, b = {{ .f = y }};
+  const int{_bits}_t size = a.i & INT{_bits}_MAX, other = b.i & INT{_bits}_MAX;
+  const int{_bits}_t grows = ((a.i ^ b.i) >= 0) & (other > size), least = (b.i & INT{_bits}_MIN) | 1;
+  a.i = (a.i == b.i) | ((size | other) == 0) ? b.i : size == 0 ? least : a.i - 1 + 2 * grows;
+  return ((x != x) | (y != y)) ? x + y : a.f;
 }}""")
 
 # ---- choices that leave no branch, which a compiler would put calls into ----------------------------------
@@ -264,8 +347,35 @@ static inline {_ctype} q_neg{_bits}({_ctype} x) {{
   u.bits ^= {_sign};
   return u.x;
 }}""")
+# Of integers and float32 alone where processors have no arithmetic on float16: compilers make no vectors of conversions
+# then (gcc 12 and 13). To nearest, ties to even; nothing is lost where subnormal float32 numbers count as zero. By the
+# least and the greatest of two: other choices gcc makes in vectors of 16 bits, and comparisons go back and forth.
+_c("q_from_f16", """
+static inline float q_from_f16(uint16_t x) {
+#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+  return (float)(union { uint16_t i; _Float16 f; }){ .i = x }.f;
+#else
+  const int32_t m = x & 0x7fff, small = (union { float f; int32_t i; }){ .f = (float)m * 0x1p-24f }.i;
+  const int32_t normal = (m << 13) + (m < 0x7c00 ? 112 << 23 : 224 << 23), u = m < 0x400 ? small : normal;
+  return (union { uint32_t i; float f; }){ .i = (uint32_t)u | (uint32_t)(x & 0x8000) << 16 }.f;
+#endif
+}""")
+_c("q_to_f16", """
+static inline uint16_t q_to_f16(float x) {
+#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+  return (union { _Float16 f; uint16_t i; }){ .f = (_Float16)x }.i;
+#else
+  const int32_t u = (union { float f; int32_t i; }){ .f = x }.i, a = u & 0x7fffffff;
+  const int32_t low = a < 0x38800000 ? a : 0x38800000, high = a < 0x47800000 ? a : 0x47800000;
+  const float sum = (union { int32_t i; float f; }){ .i = low }.f + 0.5f;
+  const int32_t subnormal = (union { float f; int32_t i; }){ .f = sum }.i - 0x3f000000;
+  const int32_t normal = ((high + 0xfff + (high >> 13 & 1)) >> 13) - (112 << 10);
+  const int32_t r = subnormal > normal ? subnormal : normal;
+  return (uint16_t)(r | ((0x7f800000 - a) >> 31 & 0x200) | (u >> 16 & 0x8000));
+#endif
+}""")
 _c("q_round_f16", """
-static inline float q_round_f16(float x) { return (float)(_Float16)x; }""")
+static inline float q_round_f16(float x) { return q_from_f16(q_to_f16(x)); }""")
 
 # ---- floats to integers -----------------------------------------------------------------------------------
 
@@ -278,9 +388,14 @@ def _c_truncation(ctype: str, bits: int, suffix: str) -> None:
     `trunc`, which keeps the sign of zero, infinities and NaN.
     """
     limit, t = f"0x1p{bits - 1}{suffix}", f"int{bits}_t"
+    # The processor's own instruction, which does just that, where it has none for vectors.
+    one_by_one = "defined(__x86_64__) && defined(__GNUC__) && !defined(__AVX512DQ__)" if bits == 64 else "0"
+    instruction = f"__builtin_ia32_cvtts{'s' if suffix else 'd'}2si64"
     _c(f"q_{ctype[0]}2i{bits}", f"""
 static inline {t} q_{ctype[0]}2i{bits}({ctype} x) {{
-#if defined(__x86_64__)
+#if {one_by_one}
+  return {instruction}((__attribute__((vector_size(16))) {ctype}){{x}});
+#elif defined(__x86_64__)
   const {t} fits = -({t})(x >= -{limit} && x < {limit});
   return (({t})x & fits) | (INT{bits}_MIN & ~fits);
 #else
@@ -292,6 +407,15 @@ static inline {t} q_{ctype[0]}2i{bits}({ctype} x) {{
 for _bits in (32, 64):
     _c_truncation("float", _bits, "f")
     _c_truncation("double", _bits, "")
+# Of float32 numbers beyond 32 bits the last 8 bits are zero, as those of the least number of 32 and of 64 bits.
+_c("q_f2u8", """
+static inline uint8_t q_f2u8(float x) {
+#if defined(__x86_64__)
+  return (uint8_t)q_f2i32(x);
+#else
+  return (uint8_t)q_f2i64(x);
+#endif
+}""")
 
 # ---- Philox 4x32-10 (layout: prims.ops.rng) -------------------------------------------------------------
 
@@ -322,10 +446,26 @@ static inline uint64_t q_philox64(int64_t seed, int64_t offset, int64_t i) {
   q_philox4(seed, offset + (i >> 1), w);
   return (i & 1) ? ((uint64_t)w[3] << 32 | w[2]) : ((uint64_t)w[1] << 32 | w[0]);
 }""")
+# The words of at most 256 elements from `first` on, of which that element's is w[first & 3]: a counter's four are made
+# together. So are normal numbers below.
+_c("q_words", """
+static inline void q_words(int64_t seed, int64_t offset, int64_t first, int64_t count, uint32_t* restrict w) {
+  const int64_t begin = first >> 2, counters = ((first + count + 3) >> 2) - begin;
+  #pragma omp simd
+  for (int64_t k = 0; k < counters; k++) {
+    uint32_t four[4];
+    q_philox4(seed, offset + begin + k, four);
+    for (int j = 0; j < 4; j++) w[4 * k + j] = four[j];
+  }
+}""")
 for _suffix, _bits in _UNIFORM:
+    _c(f"q_unit_{_suffix}", f"""
+static inline float q_unit_{_suffix}(uint32_t word) {{
+  return (float)(int32_t)(word >> {32 - _bits}) * {2.0**-_bits!r}f;
+}}""")
     _c(f"q_uniform_{_suffix}", f"""
 static inline float q_uniform_{_suffix}(int64_t seed, int64_t offset, int64_t i) {{
-  return (float)(int32_t)(q_philox(seed, offset, i) >> {32 - _bits}) * {2.0**-_bits!r}f;
+  return q_unit_{_suffix}(q_philox(seed, offset, i));
 }}""")
 _c("q_uniform_f64", """
 static inline double q_uniform_f64(int64_t seed, int64_t offset, int64_t i) {
@@ -340,6 +480,28 @@ static inline float q_normal32(int64_t seed, int64_t offset, int64_t i) {
   float r = sqrtf(-2.0f * logf((float)(int32_t)((u >> 8) + 1) * 0x1p-24f));
   float t = (float)(int32_t)(v >> 8) * 0x1p-24f * 6.283185307179586f;
   return r * ((i & 1) ? sinf(t) : cosf(t));
+}""")
+_c("q_normals", """
+static inline void q_normals(int64_t seed, int64_t offset, int64_t first, int64_t count, float* restrict x) {
+  const int64_t begin = first >> 2, counters = ((first + count + 3) >> 2) - begin;
+  #pragma omp simd
+  for (int64_t k = 0; k < counters; k++) {
+    uint32_t w[4];
+    q_philox4(seed, offset + begin + k, w);
+    for (int j = 0; j < 4; j += 2) {
+      x[4 * k + j] = sqrtf(-2.0f * logf((float)(int32_t)((w[j] >> 8) + 1) * 0x1p-24f));
+      x[4 * k + j + 1] = (float)(int32_t)(w[j + 1] >> 8) * 0x1p-24f * 6.283185307179586f;
+    }
+  }
+  float y[136];  /* by loops of their own: of a sine and a cosine together gcc makes one call, which has no vectors */
+  #pragma omp simd
+  for (int64_t k = 0; k < 2 * counters; k++) y[k] = sinf(x[2 * k + 1]);
+  #pragma omp simd
+  for (int64_t k = 0; k < 2 * counters; k++) {
+    const float r = x[2 * k];
+    x[2 * k] = r * cosf(x[2 * k + 1]);
+    x[2 * k + 1] = r * y[k];
+  }
 }""")
 _c("q_normal64", """
 static inline double q_normal64(int64_t seed, int64_t offset, int64_t i) {

@@ -29,8 +29,11 @@ from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
 from prims.ops.row import TABLE, PrimOp, Template
 
 __all__ = [
+    "DRAWN_TOGETHER",
     "calls_libm",
     "c_convert",
+    "c_drawn",
+    "c_draws",
     "c_expr",
     "c_literal",
     "c_prelude",
@@ -156,6 +159,8 @@ def c_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
         whole = f"q_{'d' if c_type(src) == 'double' else 'f'}2i{max(32, 8 * dst.itemsize)}({arg})"
         return whole if dst.itemsize >= 4 else f"(({c_type(dst)}){whole})"
     if src.is_floating_point and not dst.is_floating_point:
+        if dst == torch.uint8 and c_type(src) == "float":
+            return f"q_f2u8({arg})"
         return f"(({c_type(dst)})q_{'d' if c_type(src) == 'double' else 'f'}2i64({arg}))"
     return arg if c_type(src) == c_type(dst) else f"(({c_type(dst)}){arg})"
 
@@ -171,6 +176,25 @@ def c_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.dtype)
         return f"q_uniform_{ROWS[dtype].name}({seed}, {offset}, {index})"
     value = f"q_normal{'64' if wide else '32'}({seed}, {offset}, {index})"
     return c_convert(value, torch.float32, dtype) if not wide else value
+
+
+def c_drawn(op: PrimOp, place: str, dtype: torch.dtype) -> str:
+    """The C expression of an element of a ``random_uniform`` or ``random_normal`` result of at most 32 bits, given what
+    `c_draws` made for it."""
+    if op.name == "random_uniform":
+        return f"q_unit_{ROWS[dtype].name}({place})"
+    return c_convert(place, torch.float32, dtype)
+
+
+#: Elements that `c_draws` makes something for at most.
+DRAWN_TOGETHER = 256
+
+
+def c_draws(op: PrimOp, seed: str, offset: str, first: str, count: str, name: str) -> list[str]:
+    """C statements that make an array `name` of what `c_drawn` takes for `count` elements from `first` on, at most
+    `DRAWN_TOGETHER`; that element's is at ``first & 3``."""
+    ctype, function = ("uint32_t", "q_words") if op.name == "random_uniform" else ("float", "q_normals")
+    return [f"{ctype} {name}[{DRAWN_TOGETHER + 8}];", f"{function}({seed}, {offset}, {first}, {count}, {name});"]
 
 
 def triton_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.dtype) -> str:
@@ -199,10 +223,8 @@ def _closure(source: str, helpers: dict[str, str]) -> list[str]:
     return [name for name in helpers if name in needed]
 
 
-#: Words of C text of which no vectors are made.
-_SCALAR = frozenset(
-    ("for", "while", "fmod", "fmodf", "lgamma_r", "lgammaf_r", "nextafter", "nextafterf", "q_erfinv", "q_digamma")
-)
+#: Words of C text of which no vectors are made, or of fmod not by every compiler.
+_SCALAR = frozenset(("for", "while", "fmod", "fmodf", "lgamma_r", "lgammaf_r", "q_erfinv", "q_digamma"))
 
 
 def _libm(words: Set[str]) -> list[tuple[str, str, int]]:
@@ -227,7 +249,7 @@ def calls_libm(op: str) -> bool:
 
 
 def stays_scalar(op: str) -> bool:
-    """Whether no compiler makes vectors of the C of an elementwise primitive: it loops, or calls what has none."""
+    """Whether some compiler makes no vectors of the C of an elementwise primitive: it loops, or calls what has none."""
     return bool(_SCALAR & _words(op))
 
 

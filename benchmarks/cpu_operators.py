@@ -1,0 +1,194 @@
+"""Generated CPU kernels against eager's, over families of operators, dtypes, layouts and seams:
+``python benchmarks/cpu_operators.py``.
+
+One thread, 1 M elements, seconds of the thread that calls: the best of alternating calls, so that other work on the
+machine counts little. Prints every case, and in the end the geometric mean and what is slower than eager. With
+``--out`` a JSON line per case is appended; ``--only NAME...`` runs cases whose names contain one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from bench import hardware
+
+import compile_api
+
+ROWS = 1024
+
+Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
+
+
+def between(low: float, high: float, *shape: int) -> torch.Tensor:
+    """Uniform numbers; without a shape, a square of 1 M."""
+    return torch.rand(*(shape or (ROWS, ROWS))) * (high - low) + low
+
+
+ANYWHERE = """abs neg sign ceil floor trunc round exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh erf erfc sigmoid isnan
+isinf isfinite signbit relu square sinc frac i0 i0e special.i1 special.i1e special.ndtr special.log_ndtr special.bessel_j0
+nan_to_num logical_not nn.functional.gelu nn.functional.silu nn.functional.mish nn.functional.elu nn.functional.selu
+nn.functional.softplus nn.functional.hardswish nn.functional.hardtanh nn.functional.leaky_relu nn.functional.logsigmoid"""
+POSITIVE = "log log2 log10 log1p sqrt rsqrt reciprocal lgamma digamma special.entr"
+WITHIN_ONE = "asin acos atanh erfinv"
+OF_TWO = """add sub mul div maximum minimum fmax fmin copysign nextafter hypot atan2 fmod remainder floor_divide eq lt
+logical_and logical_xor logaddexp heaviside nn.functional.mse_loss nn.functional.huber_loss"""
+OF_WHOLE = "add mul maximum bitwise_and floor_divide remainder fmod true_divide eq"
+OF_HALVES = "exp tanh sigmoid erf log1p sin sqrt nn.functional.gelu"
+TWO_HALVES = "add mul div maximum floor_divide remainder"
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin, "prod": torch.prod, "var": torch.var,
+    "norm": lambda x, d: x.norm(dim=d), "logsumexp": torch.logsumexp, "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax, "argmax": torch.argmax, "max": torch.max, "cumsum": torch.cumsum,
+    "nansum": torch.nansum, "aminmax": lambda x, d: torch.aminmax(x, dim=d), "any": lambda x, d: (x > 1.9).any(d),
+}  # fmt: skip
+
+#: What is made of two matrices, whose parts are read from more than one place.
+JOINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "joined": lambda x, y: torch.cat([x, y], 1), "rolled": lambda x, y: x.roll(7, 1),
+    "padded": lambda x, y: F.pad(x, (3, 5)), "reflected": lambda x, y: F.pad(x[None], (3, 5), mode="reflect")[0],
+    "flipped": lambda x, y: x.flip(1), "triangle": lambda x, y: x.tril(), "every second": lambda x, y: x[:, ::2],
+    "every third": lambda x, y: x[:, ::3], "chosen": lambda x, y: torch.where(x > 0, x, y),
+    "turned": lambda x, y: x.t(), "windows": lambda x, y: x.unfold(1, 4, 2), "differences": lambda x, y: x.diff(dim=1),
+    "halves turned": lambda x, y: torch.cat([-x[:, 512:], x[:, :512]], 1) * y,
+}  # fmt: skip
+USED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "copied": lambda t: t.contiguous() if not t.is_contiguous() else t + 1, "summed": lambda t: t.sum(1),
+    "greatest": lambda t: t.amax(1), "softmax": lambda t: t.softmax(1),
+}  # fmt: skip
+CONVERTED = (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def _named(names: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name in names.split():
+        found: Any = torch
+        for part in name.split("."):
+            found = getattr(found, part)
+        yield name.split(".")[-1], found
+
+
+def pointwise() -> Iterator[Case]:
+    """Elementwise operators by domain and dtype."""
+    x, y, positive, inside = between(-2, 2), between(-2, 2), between(0.01, 3), between(-0.99, 0.99)
+    for names, args in ((ANYWHERE, (x,)), (POSITIVE, (positive,)), (WITHIN_ONE, (inside,)), (OF_TWO, (x, y))):
+        for name, op in _named(names):
+            yield name, op, args
+    yield "acosh", torch.acosh, (between(1.01, 5),)
+    yield "pow", torch.pow, (positive, y)
+    yield "clamp between tensors", torch.clamp, (x, inside - 1, positive)
+    yield "clamp", lambda a: a.clamp(-1, 1), (x,)
+    yield "remainder by a number", lambda a: a % 0.7, (x,)
+    whole, small = torch.randint(1, 120, (ROWS, ROWS)), torch.randint(1, 50, (ROWS, ROWS))
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
+        for name, op in _named(OF_WHOLE):
+            yield f"{name}, {dtype}", op, (whole.to(dtype), small.to(dtype))
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        for names, args in ((OF_HALVES, (x,)), (TWO_HALVES, (x, y))):
+            for name, op in _named(names):
+                yield f"{name}, {dtype}", op, tuple(a.to(dtype) for a in args)
+    for dtype in CONVERTED:
+        yield f"to {dtype}", lambda a, dtype=dtype: a.to(dtype), (positive,)
+        yield f"from {dtype}", lambda a: a.float(), (positive.to(dtype),)
+
+
+def reductions() -> Iterator[Case]:
+    """Reductions over rows, columns and the middle, and of 16-bit floats."""
+    x = between(-2, 2)
+    for name, op in REDUCTIONS.items():
+        yield f"{name} over rows", lambda a, op=op: op(a, -1), (x,)
+        yield f"{name} over columns", lambda a, op=op: op(a, 0), (x,)
+        yield f"{name} over the middle", lambda a, op=op: op(a, 1), (x.view(64, 128, 128),)
+        yield f"{name} over 16", lambda a, op=op: op(a, -1), (x.view(-1, 16),)
+    for dtype in (torch.bfloat16, torch.float16):
+        for name in ("sum", "softmax", "amax", "var", "cumsum"):
+            yield f"{name}, {dtype}", lambda a, op=REDUCTIONS[name]: op(a, -1), (x.to(dtype),)
+        yield f"layer_norm, {dtype}", lambda a: F.layer_norm(a, (ROWS,)), (x.to(dtype),)
+    yield "layer_norm", lambda a: F.layer_norm(a, (ROWS,)), (x,)
+    yield "group_norm", lambda a: F.group_norm(a, 8), (x.view(16, 64, 32, 32),)
+    yield "batch_norm", lambda a: F.batch_norm(a, None, None, training=True), (x.view(16, 64, 32, 32),)
+    yield "cross_entropy", F.cross_entropy, (x, torch.randint(0, ROWS, (ROWS,)))
+
+
+def layouts() -> Iterator[Case]:
+    """Operands whose parts lie in several places, and uses of them."""
+    x, y = between(-2, 2), between(-2, 2)
+    for made, make in JOINED.items():
+        for used, use in USED.items():
+            yield f"{made}, {used}", lambda a, b, make=make, use=use: use(make(a, b)), (x, y)
+    index, places = torch.randint(0, ROWS, (ROWS,)), torch.randint(0, ROWS, (ROWS, ROWS))
+    yield "rows by index", lambda a, i: a[i], (x, index)
+    yield "columns by index", lambda a, i: a[:, i], (x, index)
+    yield "gather", lambda a, i: a.gather(1, i), (x, places)
+    yield "scatter_add", lambda a, i, b: a.scatter_add(1, i, b), (x, places, y)
+    yield "index_add", lambda a, i, b: a.index_add(0, i, b), (x, index, y)
+
+
+def measure(function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> dict[str, Any]:
+    """The best times in milliseconds of alternating calls, and what was generated."""
+    compiled = compile_api.compile(function)
+    best = {"eager": math.inf, "quintet": math.inf}
+    with torch.no_grad():
+        for call in (compiled, function) * 2:
+            call(*args)
+        rounds, end = 0, time.perf_counter() + seconds
+        while rounds < 4 or time.perf_counter() < end:
+            rounds += 1
+            for name, call in (("eager", function), ("quintet", compiled)):
+                start = time.thread_time()
+                call(*args)
+                best[name] = min(best[name], 1e3 * (time.thread_time() - start))
+    report = compiled.report()
+    record: dict[str, Any] = {name: round(found, 4) for name, found in best.items()}
+    record["ratio"] = round(best["eager"] / best["quintet"], 2)
+    record["kernels"], record["externs"] = len(report.kernels), [e.name for e in report.externs]
+    record["fallbacks"] = [r.reason for r in report.fallbacks]
+    compile_api.reset()
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="parts of the names of the cases to run")
+    parser.add_argument("--seconds", type=float, default=0.2, help="per case")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    facts = {
+        "torch": torch.__version__, "python": platform.python_version(), "hardware": hardware("cpu"),
+        "threads": 1, "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+    found: dict[str, float] = {}
+    for family in (pointwise, reductions, layouts):
+        for name, function, args in family():
+            if options.only and not any(part in name for part in options.only):
+                continue
+            record = measure(function, args, options.seconds)
+            found[name] = record["ratio"]
+            extra = "".join(f" {e}" for e in record["externs"]) + (" FELL BACK" if record["fallbacks"] else "")
+            print(f"{name:40}{record['eager']:10.3f}{record['quintet']:10.3f}{record['ratio']:8.2f}{extra}", flush=True)
+            if options.out:
+                with options.out.open("a") as file:
+                    file.write(json.dumps({"case": name, "family": family.__name__, **record, **facts}) + "\n")
+    mean = math.exp(sum(map(math.log, found.values())) / len(found))
+    slower = sorted((ratio, name) for name, ratio in found.items() if ratio < 0.9)
+    print(f"{len(found)} cases, {mean:.2f} of eager's speed in geometric mean; below 0.9: {len(slower)}")
+    for ratio, name in slower:
+        print(f"{ratio:8.2f}  {name}")
+
+
+if __name__ == "__main__":
+    main()

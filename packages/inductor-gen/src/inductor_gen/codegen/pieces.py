@@ -1,0 +1,132 @@
+"""Loops over the pieces of a range in which tests of places do not change (a side of a seam, the inside of a border),
+and over stretches of it for which random numbers are made before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING
+
+from inductor_gen.kernel.body import Body, Val, linear
+from inductor_gen.loops.index import ONE
+from prims.ops import TABLE, templates
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+if TYPE_CHECKING:
+    from inductor_gen.codegen.c import _Kernel
+
+__all__ = ["Emit", "draws", "in_pieces", "in_stretches", "seams"]
+
+#: Kinds of pieces, and statements in all of them: each is compiled by itself.
+KINDS, STATEMENTS = 5, 256
+
+_DRAWN = ("random_uniform", "random_normal")
+
+#: What writes the loop over a piece, given its two ends and which tests hold in it, by their values' numbers.
+Emit = Callable[[str, str, Mapping[int, bool]], None]
+
+#: The place from which on, or up to which, tests hold, and these: each with whether it holds from there on.
+Seam = tuple[Expr, list[tuple[Val, bool]]]
+
+
+def seams(body: Body, vals: Sequence[Val], loop: Expr) -> list[Seam]:
+    """Where along a loop tests among values change, for as many places as are worth a loop each."""
+    found: dict[Expr, list[tuple[Val, bool]]] = {}
+    for v in vals:
+        stride = linear(body, v.at, loop) if v.op == "test" and v.at is not None else None
+        if stride is ONE or stride is ex.const(-1):
+            rest = ex.sub(v.at, ex.mul(stride, loop))  # type: ignore[arg-type]
+            if not any(s in body.atoms for s in rest.symbols):
+                place = ex.sub(ex.const(0), rest) if stride is ONE else ex.add(rest, ex.const(1))
+                found.setdefault(place, []).append((v, stride is ONE))
+    kept: list[Seam] = []
+    for seam in found.items():
+        kinds = len(_kinds([*kept, seam]))
+        if kinds <= KINDS and kinds * len(vals) <= STATEMENTS:
+            kept.append(seam)
+    return kept
+
+
+def _kinds(left: Sequence[Seam]) -> list[Mapping[int, bool]]:
+    """What holds in each kind of piece: of seams whose order is known, fewer sides meet."""
+    if not left:
+        return [{}]
+    return [{**holds, **rest} for _, after, others, holds in _sides(left) for rest in _kinds(others)]
+
+
+def _sides(left: Sequence[Seam]) -> list[tuple[Expr, bool, list[Seam], dict[int, bool]]]:
+    """The two sides of the first seam: which, the seams of which it says nothing, and what it says of tests."""
+    place = left[0][0]
+    sides = []
+    for after in (True, False):
+        others: list[Seam] = []
+        holds: dict[int, bool] = {}
+        for other, tests in left:
+            gap = ex.sub(other, place)
+            if gap.is_const and (gap.value <= 0 if after else gap.value >= 0):
+                holds |= {v.id: rising == after for v, rising in tests}
+            else:
+                others.append((other, tests))
+        sides.append((place, after, others, holds))
+    return sides
+
+
+def in_pieces(kernel: _Kernel, found: Sequence[Seam], start: str, stop: str, emit: Emit) -> None:
+    """Cut the range ``start <= i < stop`` of a loop at its seams. The text has a loop for each kind of piece."""
+    w, names = kernel.w, {place: f"p{n}_" for n, (place, _) in enumerate(found)}
+    w.open("")
+    for place, name in names.items():
+        w.line(f"const int64_t {name} = {kernel.names.index(place)};")
+    w.open(f"for (int64_t s_ = {start}, u_; s_ < {stop}; s_ = u_)")
+    w.line(f"u_ = {stop};")
+    for name in names.values():
+        w.line(f"if ({name} > s_ && {name} < u_) u_ = {name};")
+    _branch(kernel, names, list(found), {}, emit)
+    w.close(2)
+
+
+def draws(body: Body, vals: Sequence[Val], loop: Expr) -> list[Val]:
+    """Values among those of a loop that are draws, one after the other, of 32-bit words."""
+    inside = {v.id for v in vals}
+    return [v for v in vals if v.op in _DRAWN and v.dtype.itemsize <= 4 and _one_by_one(body, v, loop, inside)]
+
+
+def _one_by_one(body: Body, v: Val, loop: Expr, inside: Set[int]) -> bool:
+    seed, offset, place = v.args
+    if {seed.id, offset.id} & inside or place.op != "index" or place.at is None:
+        return False
+    return linear(body, place.at, loop) is ONE and not any(s in body.atoms for s in place.at.symbols)
+
+
+def in_stretches(kernel: _Kernel, drawn: Sequence[Val], loop: Expr, emit: Emit) -> Emit:
+    """A loop whose random numbers are made before each stretch of it: four come of the work for one."""
+
+    def over(start: str, stop: str, holds: Mapping[int, bool]) -> None:
+        w, names, most = kernel.w, kernel.names, templates.DRAWN_TOGETHER
+        w.open(f"for (int64_t r_ = {start}; r_ < {stop}; r_ += {most})")
+        w.line(f"const int64_t t_ = {stop} - r_ < {most} ? {stop} : r_ + {most};")
+        for n, v in enumerate(drawn):
+            seed, offset = (names.val(a) for a in v.args[:2])
+            rest = names.index(ex.sub(v.args[2].at, loop))  # type: ignore[arg-type]
+            w.line(f"const int64_t f{n}_ = {rest} + r_, k{n}_ = (f{n}_ & 3) - r_;")
+            for line in templates.c_draws(TABLE[v.op], seed, offset, f"f{n}_", "t_ - r_", f"w{n}_"):
+                w.line(line)
+            names.words[v.id] = f"w{n}_[{names.var(loop)} + k{n}_]"
+        emit("r_", "t_", holds)
+        for v in drawn:
+            del names.words[v.id]
+        w.close()
+
+    return over
+
+
+def _branch(
+    kernel: _Kernel, names: Mapping[Expr, str], left: list[Seam], holds: Mapping[int, bool], emit: Emit
+) -> None:
+    if not left:
+        emit("s_", "u_", holds)
+        return
+    for place, after, others, more in _sides(left):
+        kernel.w.open(f"if (s_ >= {names[place]})" if after else "else")
+        _branch(kernel, names, others, {**holds, **more}, emit)
+        kernel.w.close()

@@ -47,3 +47,21 @@ def test_a_size_that_is_no_multiple_is_eagers_error():
     compiled, x = compile_api.compile(lambda x: x.view(torch.int32)), torch.arange(6, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="must be divisible by 4"):
         compiled(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves_that_are_moved_keep_their_bits(dtype):
+    """Every half there is, NaN of every payload among them, through copies, choices and edges."""
+
+    def program(x, y):
+        joined = torch.cat([x, y.flip(0)])
+        chosen = torch.where(x.view(torch.int16) % 2 == 0, x, y)
+        padded = torch.nn.functional.pad(x.view(256, 256), (1, 2), value=-0.0)
+        return joined, chosen, padded.t().contiguous(), x.roll(3), torch.where(y > 0, y, 1.5)
+
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    compiled = compile_api.compile(program, options={"strict": True})
+    for ours, eager in zip(compiled(every, every.flip(0)), program(every, every.flip(0)), strict=True):
+        assert same_bits(ours, eager)
+    report = compiled.report()
+    assert report.kernels and not report.externs and not report.fallbacks

@@ -286,7 +286,17 @@ class _Kernel:
         self.fresh.add(v.id)
         if v.op in ("bounded", "nonzero"):
             self.w.line(self.names.failure(v))
+        bits = self.names.moved(v)
+        self.names.bits.pop(v.id, None)
+        if bits is not None:
+            self.names.bits[v.id] = f"{self.names.val(v)}b"
+            self.w.line(f"const uint16_t {self.names.val(v)}b = {bits};")
         self.w.line(f"const {self.names.type_of(v)} {self.names.val(v)} = {self.names.expression(v)};")
+
+    def lost(self, v: Val) -> None:
+        """A value that is read back from where it was kept: what it was made from cannot be had."""
+        self.fresh.discard(v.id)
+        self.names.bits.pop(v.id, None)
 
     def known(self, v: Val, holds: bool) -> None:
         """A test whose outcome is known where it stands."""
@@ -570,7 +580,7 @@ class _Kernel:
             name = self.names.val(a)
             if self._kept(a):
                 self.w.line(f"const {self.names.type_of(a)} {name} = {name}a[l_];")
-                self.fresh.discard(a.id)
+                self.lost(a)
             else:
                 self.emit(a)
 

@@ -56,6 +56,8 @@ class Names:
         self._vals: dict[int, str] = {}
         #: Where the random words of values stand that are made before a stretch of their loop.
         self.words: dict[int, str] = {}
+        #: Names of the bits of halves that were only moved so far, where the text is now.
+        self.bits: dict[int, str] = {}
         for node in dict.fromkeys(s.buffer for s in body.stores) if written is None else written:
             self._pointers[node] = f"out{len(self.buffers)}"
             self.buffers.append(node)
@@ -268,10 +270,28 @@ class Names:
         return f"{args[0]} ? {element} : 0" if args else element
 
     def _bitcast(self, v: Val, arg: str) -> str:
+        return ROWS[v.dtype].reads.format(self._cast(v, arg))
+
+    def _cast(self, v: Val, arg: str) -> str:
         src, dst = v.args[0].dtype, v.dtype
-        a, b = storage_type(src), storage_type(dst)
-        bits = f"(union {{{a} a; {b} b;}}){{.a = {self.stored(arg, src)}}}.b"
-        return ROWS[dst].reads.format(bits)
+        stored = self.bits.get(v.args[0].id) or self.stored(arg, src)
+        return f"(union {{{storage_type(src)} a; {storage_type(dst)} b;}}){{.a = {stored}}}.b"
+
+    def moved(self, v: Val) -> str | None:
+        """The expression of the bits of a half that was not computed but moved, of operands that can be had."""
+        if v.dtype not in HALVES:
+            return None
+        if v.op == "load":
+            element = f"{self.pointer(v.attr)}[{self.index(v.at)}]"  # type: ignore[arg-type]
+            return f"{self.val(v.args[0])} ? {element} : 0" if v.args else element
+        if v.op == "bitcast":
+            return self._cast(v, self.val(v.args[0]))
+        if v.op == "const" and v.attr == v.attr:
+            return str(int(torch.tensor(v.attr, dtype=v.dtype).view(torch.int16)) & 0xFFFF)
+        if v.op == "where" and all(a.id in self.bits for a in v.args[1:]):
+            chosen = [self.val(v.args[0]), *(self.bits[a.id] for a in v.args[1:])]
+            return templates.c_expr(TABLE["where"], chosen, torch.int16, branchless=self.branchless)
+        return None
 
     def stored(self, name: str, dtype: torch.dtype) -> str:
         """A value as it goes to memory."""
@@ -283,6 +303,8 @@ class Names:
         name = self.val(s.value)
         dtype = s.value.dtype
         if s.mode == "set":
+            if s.value.id in self.bits:
+                return f"{target} = {self.bits[s.value.id]};"
             if rounds and s.value.op == "convert" and dtype in HALVES and s.value.args[0].dtype == torch.float32:
                 name = self.val(s.value.args[0])
             return f"{target} = {self.stored(name, dtype)};"

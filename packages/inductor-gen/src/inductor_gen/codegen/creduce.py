@@ -321,7 +321,7 @@ class Stage:
             row = self.k.rows.get(v.id)
             if row is not None and v.stage < self.stage:
                 self.w.line(f"const {self.k.names.type_of(v)} {self.k.names.val(v)} = {row}[{self._row_position()}];")
-                self.k.fresh.discard(v.id)
+                self.k.lost(v)
                 continue
             if v.op == "scan":
                 acc = self.at(self.name(v) + "s")

@@ -371,7 +371,8 @@ static inline uint16_t q_to_f16(float x) {
   const int32_t subnormal = (union { float f; int32_t i; }){ .f = sum }.i - 0x3f000000;
   const int32_t normal = ((high + 0xfff + (high >> 13 & 1)) >> 13) - (112 << 10);
   const int32_t r = subnormal > normal ? subnormal : normal;
-  return (uint16_t)(r | ((0x7f800000 - a) >> 31 & 0x200) | (u >> 16 & 0x8000));
+  const int32_t nan = (0x7f800000 - a) >> 31 & ((a >> 13 & 0x3ff) | ((a & 0x1fff) + 0x1fff) >> 13 << 9);
+  return (uint16_t)(r | nan | (u >> 16 & 0x8000));
 #endif
 }""")
 _c("q_round_f16", """
@@ -388,13 +389,20 @@ def _c_truncation(ctype: str, bits: int, suffix: str) -> None:
     `trunc`, which keeps the sign of zero, infinities and NaN.
     """
     limit, t = f"0x1p{bits - 1}{suffix}", f"int{bits}_t"
-    # The processor's own instruction, which does just that, where it has none for vectors.
+    # The processor's own instruction, which does just that, where it has none for vectors. Of its builtin a compiler
+    # that knows the number makes another one.
     one_by_one = "defined(__x86_64__) && defined(__GNUC__) && !defined(__AVX512DQ__)" if bits == 64 else "0"
-    instruction = f"__builtin_ia32_cvtts{'s' if suffix else 'd'}2si64"
+    instruction = f"cvtts{'s' if suffix else 'd'}2si %1, %0"
     _c(f"q_{ctype[0]}2i{bits}", f"""
 static inline {t} q_{ctype[0]}2i{bits}({ctype} x) {{
 #if {one_by_one}
-  return {instruction}((__attribute__((vector_size(16))) {ctype}){{x}});
+  int64_t whole;
+#ifdef __AVX__
+  __asm__("v{instruction}" : "=r"(whole) : "x"(x));
+#else
+  __asm__("{instruction}" : "=r"(whole) : "x"(x));
+#endif
+  return whole;
 #elif defined(__x86_64__)
   const {t} fits = -({t})(x >= -{limit} && x < {limit});
   return (({t})x & fits) | (INT{bits}_MIN & ~fits);

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from anchored import LEAST_POWER, assert_judged, judged
-from judge import assert_as_good, error, to_float64
+from judge import assert_as_good, assert_same_metadata, error, to_float64
 from reports import CUDA_LIBRARY_CALLS, assert_all_generated, captured, extern_names
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -64,22 +64,28 @@ Around = Callable[[], Any]
 
 
 def inference(case: Case, *, calls: int = 3, around: Around = contextlib.nullcontext, **compile_kw: Any) -> Any:
-    """Compile a case, judge ``calls`` calls with fresh inputs against float64 and eager, return the report."""
+    """Compile a case, judge ``calls`` calls with fresh inputs against float64 and eager, return the report.
+
+    The calls are judged together: what eager's greatest error of a few numbers is, one call leaves to chance.
+    """
     import compile_api
 
     compiled = compile_api.compile(case.model, fullgraph=True, **compile_kw)
     exact_model = to_float64(case.model)
-    held = []
+    held, copies = [], []
     with torch.no_grad():
         for _ in range(calls):
             args, kwargs = fresh(case.args), fresh(case.kwargs)
             with around():
                 ours, eager = tensors(compiled(*args, **kwargs)), tensors(case.model(*args, **kwargs))
             exact = tensors(exact_model(*to_float64(args), **to_float64(kwargs)))
-            assert_as_good(ours, eager, exact)
+            for index, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
+                assert_same_metadata(mine, theirs, f"output {index}")
             held.append((ours, eager, exact))
-        for results in held:  # a later call must not have written into an earlier one's results
-            assert_as_good(*results)
+            copies.append([t.clone() for t in ours])
+        for (ours, _, _), before in zip(held, copies, strict=True):  # a later call must not have written into them
+            assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(ours, before, strict=True))
+        assert_as_good(*([torch.stack(calls) for calls in zip(*kind, strict=True)] for kind in zip(*held, strict=True)))
     return compiled.report()
 
 

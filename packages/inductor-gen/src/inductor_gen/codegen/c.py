@@ -22,6 +22,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.creduce import TILE, Stage
 from inductor_gen.codegen.pieces import Emit, draws, in_pieces, in_stretches, seams
@@ -147,7 +149,8 @@ class _Kernel:
     def _calls_by_vectors(self) -> bool:
         """Does it call functions that have vector versions, and nothing that has none?"""
         names = {v.op for v in self.body.vals}
-        return any(map(templates.calls_libm, names)) and not any(map(templates.stays_scalar, names))
+        calls = any(map(templates.calls_libm, names)) or any(v.dtype == torch.float16 for v in self.body.vals)
+        return calls and not any(map(templates.stays_scalar, names))
 
     def _places(self, indices: list[Expr]) -> list[Val]:
         """The values that indices go through."""
@@ -288,7 +291,7 @@ class _Kernel:
             self.w.line(self.names.failure(v))
         bits = self.names.moved(v)
         self.names.bits.pop(v.id, None)
-        if bits is not None:
+        if bits is not None:  # a load of its own: a compiler makes no vectors of a conversion under a condition
             self.names.bits[v.id] = f"{self.names.val(v)}b"
             self.w.line(f"const uint16_t {self.names.val(v)}b = {bits};")
         self.w.line(f"const {self.names.type_of(v)} {self.names.val(v)} = {self.names.expression(v)};")

@@ -204,6 +204,8 @@ class Names:
                 return self.place(v.at)  # type: ignore[arg-type]
             case "test":
                 return f"(({self.index(v.at)}) >= 0)"  # type: ignore[arg-type]
+            case "load" | "bitcast" if v.id in self.bits:
+                return ROWS[v.dtype].reads.format(self.bits[v.id])
             case "load":
                 return self._load(v, args)
             case "convert" | "rounded":

@@ -58,7 +58,7 @@ class Stage:
         self.sums = [r for r in self.reduces if self._is_sum(r)]
         # A loop with calls is vectorised where the compiler leaves no branch in it. Else a stretch is one chain.
         chooses = any(v.op in _CHOOSING for v in self.vals)
-        calls = chooses and any(templates.calls_libm(v.op) for v in self.vals)
+        calls = chooses and any(templates.calls_libm(v.op) or v.dtype == torch.float16 for v in self.vals)
         self.one_chain = calls or not self.tiled and any(self._is_scalar(v) for v in self.vals)
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown

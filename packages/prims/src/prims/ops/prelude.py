@@ -347,24 +347,94 @@ static inline {_ctype} q_neg{_bits}({_ctype} x) {{
   u.bits ^= {_sign};
   return u.x;
 }}""")
-# Of integers and float32 alone where processors have no arithmetic on float16: compilers make no vectors of conversions
-# then (gcc 12 and 13). To nearest, ties to even; nothing is lost where subnormal float32 numbers count as zero. By the
-# least and the greatest of two: other choices gcc makes in vectors of 16 bits, and comparisons go back and forth.
-_c("q_from_f16", """
-static inline float q_from_f16(uint16_t x) {
-#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
-  return (float)(union { uint16_t i; _Float16 f; }){ .i = x }.f;
-#else
+# ---- float16 ------------------------------------------------------------------------------------------------
+
+# Of processors with arithmetic on float16 compilers make vectors of conversions. Where there are instructions for
+# conversions alone (F16C), gcc 12 to 14 make none, but call functions of these names for the lanes of a loop (as for
+# fmod above), between float32 and 32-bit integers, as others have another number of lanes. To C the function of one
+# number is a declaration, or gcc would make the vector functions itself.
+_F16_VECTORS = """
+typedef short q_shorts16 __attribute__((vector_size(16)));
+typedef long long q_longs32 __attribute__((vector_size(32)));
+typedef int32_t q_int32_ts16 __attribute__((vector_size(16)));
+typedef int32_t q_int32_ts32 __attribute__((vector_size(32)));
+typedef int32_t q_int32_ts64 __attribute__((vector_size(64)));
+typedef float q_floats16 __attribute__((vector_size(16)));
+typedef float q_floats32 __attribute__((vector_size(32)));
+typedef float q_floats64 __attribute__((vector_size(64)));
+""".strip()
+_F16_FROM = """
+#pragma omp declare simd notinbranch
+__attribute__((const, visibility("hidden"))) float q_half_up(int32_t x);
+static __attribute__((used)) float q_half_up_of_one(int32_t x) __asm__("q_half_up");
+static __attribute__((used)) float q_half_up_of_one(int32_t x) {
+  return __builtin_ia32_vcvtph2ps((q_shorts16){(short)x})[0];
+}
+static __attribute__((used)) q_floats16 _ZGVbN4v_q_half_up(q_int32_ts16 x) {
+  return __builtin_ia32_vcvtph2ps((q_shorts16)__builtin_ia32_packusdw128(x, x));
+}
+static __attribute__((used)) q_floats32 _ZGVcN8v_q_half_up(q_int32_ts16 x, q_int32_ts16 y) {
+  return __builtin_ia32_vcvtph2ps256((q_shorts16)__builtin_ia32_packusdw128(x, y));
+}
+static __attribute__((used)) q_floats32 _ZGVdN8v_q_half_up(q_int32_ts32 x) {
+  return _ZGVcN8v_q_half_up((q_int32_ts16)__builtin_ia32_extract128i256((q_longs32)x, 0),
+                            (q_int32_ts16)__builtin_ia32_extract128i256((q_longs32)x, 1));
+}
+#ifdef __AVX512F__
+static __attribute__((used)) q_floats64 _ZGVeN16v_q_half_up(q_int32_ts64 x) {
+  union { q_int32_ts64 all; q_int32_ts32 half[2]; } u = { .all = x };
+  union { q_floats64 all; q_floats32 half[2]; } y;
+  for (int k = 0; k < 2; k++) y.half[k] = _ZGVdN8v_q_half_up(u.half[k]);
+  return y.all;
+}
+#endif
+#define q_from_f16(x) q_half_up(x)
+""".strip()
+_F16_TO = """
+#pragma omp declare simd notinbranch
+__attribute__((const, visibility("hidden"))) int32_t q_half_down(float x);
+static __attribute__((used)) int32_t q_half_down_of_one(float x) __asm__("q_half_down");
+static __attribute__((used)) int32_t q_half_down_of_one(float x) {
+  return (uint16_t)__builtin_ia32_vcvtps2ph((q_floats16){x}, 0)[0];
+}
+static __attribute__((used)) q_int32_ts16 _ZGVbN4v_q_half_down(q_floats16 x) {
+  return __builtin_ia32_pmovzxwd128((q_shorts16)__builtin_ia32_vcvtps2ph(x, 0));
+}
+static __attribute__((used, alias("_ZGVbN4v_q_half_down"))) q_int32_ts16 _ZGVcN4v_q_half_down(q_floats16 x);
+static __attribute__((used)) q_int32_ts32 _ZGVdN8v_q_half_down(q_floats32 x) {
+  return __builtin_ia32_pmovzxwd256((q_shorts16)__builtin_ia32_vcvtps2ph256(x, 0));
+}
+#ifdef __AVX512F__
+static __attribute__((used)) q_int32_ts64 _ZGVeN16v_q_half_down(q_floats64 x) {
+  union { q_floats64 all; q_floats32 half[2]; } u = { .all = x };
+  union { q_int32_ts64 all; q_int32_ts32 half[2]; } y;
+  for (int k = 0; k < 2; k++) y.half[k] = _ZGVdN8v_q_half_down(u.half[k]);
+  return y.all;
+}
+#endif
+#define q_to_f16(x) ((uint16_t)q_half_down(x))
+""".strip()
+
+
+def _c_half(name: str, vectors: str, declared: str, by_arithmetic: str, by_integers: str) -> None:
+    """A conversion: of integers and float32 alone where neither a compiler nor the above makes vectors of it."""
+    _c(name, "\n".join([
+        "#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)",
+        f"static inline {declared} {{ return {by_arithmetic}; }}",
+        "#elif defined(__GNUC__) && !defined(__clang__) && defined(__ELF__) && defined(__AVX2__) && defined(__F16C__)",
+        _F16_VECTORS, vectors, "#else", f"static inline {declared} {{", by_integers.strip("\n"), "}", "#endif",
+    ]))  # fmt: skip
+
+
+# To nearest, ties to even; nothing is lost where subnormal float32 numbers count as zero, nor of what a NaN carries. By
+# the least and the greatest of two: other choices gcc makes in vectors of 16 bits, and comparisons go back and forth.
+_c_half("q_from_f16", _F16_FROM, "float q_from_f16(uint16_t x)",
+        "(float)(union { uint16_t i; _Float16 f; }){ .i = x }.f", """
   const int32_t m = x & 0x7fff, small = (union { float f; int32_t i; }){ .f = (float)m * 0x1p-24f }.i;
   const int32_t normal = (m << 13) + (m < 0x7c00 ? 112 << 23 : 224 << 23), u = m < 0x400 ? small : normal;
-  return (union { uint32_t i; float f; }){ .i = (uint32_t)u | (uint32_t)(x & 0x8000) << 16 }.f;
-#endif
-}""")
-_c("q_to_f16", """
-static inline uint16_t q_to_f16(float x) {
-#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
-  return (union { _Float16 f; uint16_t i; }){ .f = (_Float16)x }.i;
-#else
+  return (union { uint32_t i; float f; }){ .i = (uint32_t)u | (uint32_t)(x & 0x8000) << 16 }.f;""")  # fmt: skip
+_c_half("q_to_f16", _F16_TO, "uint16_t q_to_f16(float x)",
+        "(union { _Float16 f; uint16_t i; }){ .f = (_Float16)x }.i", """
   const int32_t u = (union { float f; int32_t i; }){ .f = x }.i, a = u & 0x7fffffff;
   const int32_t low = a < 0x38800000 ? a : 0x38800000, high = a < 0x47800000 ? a : 0x47800000;
   const float sum = (union { int32_t i; float f; }){ .i = low }.f + 0.5f;
@@ -372,9 +442,7 @@ static inline uint16_t q_to_f16(float x) {
   const int32_t normal = ((high + 0xfff + (high >> 13 & 1)) >> 13) - (112 << 10);
   const int32_t r = subnormal > normal ? subnormal : normal;
   const int32_t nan = (0x7f800000 - a) >> 31 & ((a >> 13 & 0x3ff) | ((a & 0x1fff) + 0x1fff) >> 13 << 9);
-  return (uint16_t)(r | nan | (u >> 16 & 0x8000));
-#endif
-}""")
+  return (uint16_t)(r | nan | (u >> 16 & 0x8000));""")  # fmt: skip
 _c("q_round_f16", """
 static inline float q_round_f16(float x) { return q_from_f16(q_to_f16(x)); }""")
 

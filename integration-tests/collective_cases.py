@@ -108,6 +108,16 @@ def gradients(rank: int) -> list[str]:
     return begun(same(fn, rank, gradients=True))
 
 
+def groups_by_name(rank: int) -> list[str]:
+    name = dist.group.WORLD.group_name
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        whole = functional.all_gather_tensor(x.sin(), 0, name)
+        return functional.reduce_scatter_tensor(whole.cos() * x.shape[0], "sum", 0, name) * x
+
+    return begun(same(fn, rank))
+
+
 def ranks_and_sizes(rank: int) -> list[str]:
     def fn(x: torch.Tensor) -> torch.Tensor:
         if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -219,7 +229,7 @@ def judge_sees_a_collective_that_is_left_out(rank: int) -> list[int]:
 
 
 CASES = [
-    all_reduce, an_input_is_written, gather_and_scatter, all_to_all_and_broadcast, gradients, ranks_and_sizes,
-    each_is_run_once, while_it_is_under_way, another_group, what_ends_the_graph, a_step_with_its_own_reduction,
-    judge_sees_a_collective_that_is_left_out,
+    all_reduce, an_input_is_written, gather_and_scatter, all_to_all_and_broadcast, gradients, groups_by_name,
+    ranks_and_sizes, each_is_run_once, while_it_is_under_way, another_group, what_ends_the_graph,
+    a_step_with_its_own_reduction, judge_sees_a_collective_that_is_left_out,
 ]  # fmt: skip

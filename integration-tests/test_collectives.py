@@ -19,6 +19,7 @@ GIVES = {
     "all_to_all_and_broadcast": ["all_to_all_single", "broadcast"],
     # The gradient of a gather is a scatter's sum, that of a scatter a gather; backwards in the other order.
     "gradients": [_REDUCE, _GATHER, _SCATTER, _REDUCE, _REDUCE, _GATHER, _SCATTER, _REDUCE],
+    "groups_by_name": [_GATHER, _SCATTER],
     "ranks_and_sizes": [],
     "each_is_run_once": [_REDUCE, _REDUCE, _REDUCE, "broadcast"],
     "while_it_is_under_way": [_GATHER],

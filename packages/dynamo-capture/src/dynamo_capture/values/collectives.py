@@ -10,6 +10,8 @@ same. In eager the others write what autograd does not see: a tensor with a grad
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +192,32 @@ def _rank(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @special_by_name(_MODULE, "get_world_size")
 def _world_size(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return _of_group(tx, args, kwargs, dist.get_world_size, "size")
+
+
+def _size_of_named(name: str) -> int | None:
+    """How many processes the group of a name has; None where there is none."""
+    try:
+        return int(sys.modules[_MODULE]._get_group_size_by_name(name))
+    except RuntimeError:
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _asks_for(name: str) -> Callable[[], int | None]:
+    return functools.partial(_size_of_named, name)  # one of each name, so that it is one guard
+
+
+@special_by_name(_MODULE, "_get_group_size_by_name")
+def _size_by_name(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Of functional collectives, which have a group's name, and from PyTorch 2.13 on the group too."""
+    (given,) = (*args, *kwargs.values())
+    value = given.realize()
+    if not value.is_const:
+        return _of_group(tx, [value], {}, dist.get_world_size, "size")
+    size = tx.guards.now(_asks_for(str(value.const())), f"the size of the process group {value.const()!r}")
+    if size is None:
+        raise GraphBreak("QB25", f"a process group named {value.const()!r}, which there is not")
+    return ConstantValue(size)
 
 
 @special_by_name(_MODULE, "is_initialized")

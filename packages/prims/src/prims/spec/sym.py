@@ -522,6 +522,24 @@ class SymBool(SymNode):
             return Sym(self.ctx.simplify(E.ite(self.expr, then.expr, otherwise.expr)), self.ctx)
         return then if self else otherwise
 
+    def _number(self) -> Sym:
+        return Sym(self.ctx.simplify(E.ite(self.expr, E.const(1), E.const(0))), self.ctx)
+
+
+def _of_numbers(name: _Text) -> Any:
+    """An operator of ints on a bool: PyTorch asks the left operand's node, and before 2.13 a plain bool's is a bool's."""
+
+    def operator(self: SymBool, other: SymNode) -> SymNode:
+        number = other._number() if isinstance(other, SymBool) else other
+        return getattr(self._number(), name)(number)  # type: ignore[no-any-return]
+
+    return operator
+
+
+for _name in ("add", "sub", "mul", "floordiv", "int_floordiv", "mod", "pow", "pow_by_natural", "lt", "le", "gt", "ge",
+              "sym_min", "sym_max"):  # fmt: skip
+    setattr(SymBool, _name, _of_numbers(_name))
+
 
 class SymFloat(SymNode):
     """A symbolic float, the node of ``torch.SymFloat``."""

@@ -351,3 +351,28 @@ def test_infinities_that_a_compiler_can_know_become_the_same_integers(source, dt
     for ours, eager in zip(compiled(x), program(x), strict=True):
         assert torch.equal(ours, eager)
     assert compiled.report().kernels and not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("size", [(4, 4), (4, 6), (6, 4), (3, 4), (8, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_interpolation_of_infinities(dtype, size, align):
+    """Where a size stays, eager adds nothing times an element to it, of which an infinite one becomes no number."""
+
+    def program(x):
+        return F.interpolate(x, size=size, mode="bilinear", align_corners=align)
+
+    compiled = compile_api.compile(program, options={"strict": True})
+    found = []
+    for call in (compiled, program):
+        x = torch.linspace(-3, 3, 32, dtype=dtype).view(1, 2, 4, 4)
+        x[0, 0, 1, 2], x[0, 1, 2, 3], x[0, 1, 3, 1] = torch.inf, -torch.inf, -0.0
+        results = call(x.requires_grad_())
+        gradient = torch.ones_like(results)
+        gradient[0, 0, 2, 1] = torch.inf
+        found.append((results.detach(), *torch.autograd.grad(results, x, gradient)))
+    for ours, eager in zip(*found, strict=True):
+        assert torch.equal(ours.isnan(), eager.isnan()) and torch.equal(ours.isinf(), eager.isinf())
+        assert torch.equal(ours.signbit()[~ours.isnan()], eager.signbit()[~ours.isnan()])
+        torch.testing.assert_close(ours, eager, equal_nan=True)
+    assert compiled.report().kernels and not compiled.report().externs

@@ -90,9 +90,11 @@ def _source(
 
 
 def _linear(
-    p: Any, at: Value, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype
-) -> list[Tap]:
-    if size == out:
+    p: Any, at: Value, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype,
+    by_size: bool,
+) -> list[Tap]:  # fmt: skip
+    """With `by_size`, a dimension whose size stays is not resampled, whatever scale was given."""
+    if by_size and size == out:
         return [(at, None)]
     source = p.maximum(_source(p, at, size, out, scale, align_corners, dtype), 0.0)
     low = _within(p, p.convert(p.floor(source), torch.int64), size)
@@ -301,12 +303,22 @@ def _weighted_taps(
     scales: Sequence[float | None],
     align_corners: bool,
     dtype: torch.dtype,
+    device: torch.device,
 ) -> list[Taps]:
     if not is_float(dtype):
         raise whole(f"interpolation of {dtype}")
     common = {"align_corners": align_corners, "dtype": dtype}
+    if kind is _linear:  # eager's other kernels copy where all sizes stay, and go by the scales where one does not
+        common["by_size"] = device.type == "cpu" or surely_same(sizes, out)
     geometry = zip(sizes, out, scales, strict=True)
     return [partial(kind, size=size, out=o, scale=scale, **common) for size, o, scale in geometry]
+
+
+def _with_nothing_of_itself(p: Any, total: Value, kind: Any, sizes: Sequence[Size], out: Sequence[Size]) -> Value:
+    """On a CPU, eager's sum along a dimension whose size stays is x * 1 + x * 0: of infinity no number."""
+    if kind is not _linear or total.device.type != "cpu" or not any(s == o for s, o in zip(sizes, out, strict=True)):
+        return total
+    return p.add(total, p.mul(total, 0.0))
 
 
 def _register_nearest(n: int, prefix: str, exact: bool) -> None:
@@ -340,8 +352,10 @@ def _register_weighted(name: str, n: int, kind: Any) -> None:
     ) -> Value:
         given = (*scales, *kw.values(), *(None,) * n)[:n]
         compute = opmath(self.dtype)
-        taps = _weighted_taps(kind, self.shape[2:], output_size, given, align_corners, compute)
-        return to_dtype(p, _forward(p, to_dtype(p, self, compute), output_size, taps), self.dtype)
+        sizes = self.shape[2:]
+        taps = _weighted_taps(kind, sizes, output_size, given, align_corners, compute, self.device)
+        total = _forward(p, to_dtype(p, self, compute), output_size, taps)
+        return to_dtype(p, _with_nothing_of_itself(p, total, kind, sizes, output_size), self.dtype)
 
     def backward(
         p: Any,
@@ -356,9 +370,10 @@ def _register_weighted(name: str, n: int, kind: Any) -> None:
         compute = opmath(grad_output.dtype)
         if kind is _cubic and surely_same(input_size[2:], output_size):
             return grad_output  # whatever scale was given: eager's kernel goes by the sizes
-        taps = _weighted_taps(kind, input_size[2:], output_size, given, align_corners, compute)
-        grad = to_dtype(p, grad_output, compute)
-        return to_dtype(p, _backward(p, grad, input_size, output_size, taps, given), grad_output.dtype)
+        sizes, device = input_size[2:], grad_output.device
+        taps = _weighted_taps(kind, sizes, output_size, given, align_corners, compute, device)
+        total = _backward(p, to_dtype(p, grad_output, compute), input_size, output_size, taps, given)
+        return to_dtype(p, _with_nothing_of_itself(p, total, kind, sizes, output_size), grad_output.dtype)
 
     decomposition(f"aten.{name}.default")(forward)
     decomposition(f"aten.{name}_backward.default")(backward)

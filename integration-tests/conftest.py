@@ -5,13 +5,19 @@ Programs are not kept by default: tests look at what a capture does, and at prog
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # all processes of a run share what one has compiled
+        folder = folder.parent
+    (folder / "kernels").mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QUINTET_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("QUINTET_CACHE_DIR", str(folder / "kernels"))
         patch.setenv("QUINTET_PROGRAM_CACHE", "0")
         yield
 

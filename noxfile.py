@@ -60,28 +60,8 @@ def install(session: nox.Session, *what: str) -> None:
     session.install("-c", CONSTRAINTS, *what)
 
 
-def show(session: nox.Session, shared: pathlib.Path) -> None:
-    """Let a session's Python find what another environment has, after its own."""
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    theirs = session.run(str(shared / "bin" / "python"), "-c", where, silent=True, external=True)
-    ours = session.run("python", "-c", where, silent=True)
-    pathlib.Path(str(ours).strip(), "shared.pth").write_text(str(theirs))
-
-
-def share_torch(session: nox.Session) -> None:
-    """PyTorch, installed once for all sessions rather than once for each, which takes longer than all else of them."""
-    shared = ROOT / ".nox" / "shared-torch"
-    if not (shared / "complete").exists():
-        session.run("python", "-m", "venv", "--clear", str(shared))
-        pip = (str(shared / "bin" / "python"), "-m", "pip", "install", "-q", "-c", CONSTRAINTS)
-        session.run(*pip, "torch", external=True)
-        (shared / "complete").touch()
-    show(session, shared)
-
-
 def install_packages(session: nox.Session, folders: list[str], *extra: str) -> None:
     """Install the named packages as a user would (built, not editable), in one resolution."""
-    share_torch(session)
     install(session, *(str(ROOT / "packages" / folder) for folder in folders), *extra)
 
 
@@ -192,7 +172,10 @@ def share_dependencies(session: nox.Session) -> None:
         session.run(*pip, *own, *STAGE_TESTS, *sorted(extras), external=True)
         session.run(python, "-m", "pip", "uninstall", "-qy", *(f"quintet-{name}" for name in EVERYTHING), external=True)
         (shared / "complete").touch()
-    show(session, shared)
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    theirs = session.run(python, "-c", where, silent=True, external=True)
+    ours = session.run("python", "-c", where, silent=True)
+    pathlib.Path(str(ours).strip(), "shared.pth").write_text(str(theirs))
 
 
 @nox.session

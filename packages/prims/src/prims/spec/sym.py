@@ -527,7 +527,7 @@ class SymBool(SymNode):
 
 
 def _of_numbers(name: _Text) -> Any:
-    """An operator of ints on a bool: PyTorch asks the left operand's node, and before 2.13 a plain bool's is a bool's."""
+    """An operator of ints on a bool: PyTorch asks the left operand's node, before 2.13 of a plain bool a bool's."""
 
     def operator(self: SymBool, other: SymNode) -> SymNode:
         number = other._number() if isinstance(other, SymBool) else other

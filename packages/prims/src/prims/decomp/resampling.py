@@ -91,7 +91,7 @@ def _source(
 
 def _linear(
     p: Any, at: Value, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype,
-    by_size: bool,
+    by_size: bool = True,
 ) -> list[Tap]:  # fmt: skip
     """With `by_size`, a dimension whose size stays is not resampled, whatever scale was given."""
     if by_size and size == out:

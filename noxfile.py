@@ -5,11 +5,14 @@ A stage's session installs only that stage and what it needs, so that a hidden d
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pathlib
 import platform
 
 import nox
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 nox.needs_version = ">=2024.4"
 nox.options.sessions = ["tests"]
@@ -60,8 +63,41 @@ def install(session: nox.Session, *what: str) -> None:
     session.install("-c", CONSTRAINTS, *what)
 
 
+def site_packages(session: nox.Session) -> pathlib.Path:
+    """Where a session's environment has its packages."""
+    shown = session.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
+    return pathlib.Path(str(shown).strip())
+
+
+def link_torch(session: nox.Session) -> None:
+    """PyTorch and what it needs, as another session has them, by hard links: each would take a minute to unpack them.
+
+    They are installed here as pip would have it, but for the commands in `bin`.
+    """
+    own = site_packages(session)
+    for other in sorted((ROOT / ".nox").glob(f"*/lib/{own.parent.name}/site-packages")):
+        found = {canonicalize_name(each.name): each for each in importlib.metadata.distributions(path=[str(other)])}
+        if other != own and "torch" in found and not (own / "torch").exists():
+            break
+    else:
+        return
+    waiting, linked = ["torch"], set()
+    while waiting:
+        name = waiting.pop()
+        if name in linked or name not in found:
+            continue
+        linked.add(name)
+        needed = [Requirement(each) for each in found[name].requires or ()]
+        waiting += [canonicalize_name(each.name) for each in needed if not each.marker or each.marker.evaluate({"extra": ""})]
+        for file in found[name].files or ():
+            if ".." not in file.parts:
+                (own / file).parent.mkdir(parents=True, exist_ok=True)
+                os.link(other / file, own / file)
+
+
 def install_packages(session: nox.Session, folders: list[str], *extra: str) -> None:
     """Install the named packages as a user would (built, not editable), in one resolution."""
+    link_torch(session)
     install(session, *(str(ROOT / "packages" / folder) for folder in folders), *extra)
 
 
@@ -74,9 +110,10 @@ def install_libraries(session: nox.Session) -> None:
 def run_pytest(session: nox.Session, *args: str, workers: str = "auto") -> None:
     """pytest by a process for each core, file by file, as many files share what is costly to make.
 
-    Tensors are single-threaded: threads of several processes only get in each other's way.
+    Tensors are single-threaded: threads of several processes only get in each other's way. The order is that of the
+    names: by the number of tests, which is xdist's, the files of a few long tests come last, and one process waits.
     """
-    parallel = ["-n", workers, "--dist", "loadfile"]
+    parallel = ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
     session.run("python", "-m", "pytest", *parallel, *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -174,8 +211,7 @@ def share_dependencies(session: nox.Session) -> None:
         (shared / "complete").touch()
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     theirs = session.run(python, "-c", where, silent=True, external=True)
-    ours = session.run("python", "-c", where, silent=True)
-    pathlib.Path(str(ours).strip(), "shared.pth").write_text(str(theirs))
+    (site_packages(session) / "shared.pth").write_text(str(theirs))
 
 
 @nox.session

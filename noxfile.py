@@ -69,24 +69,31 @@ def site_packages(session: nox.Session) -> pathlib.Path:
     return pathlib.Path(str(shown).strip())
 
 
+def installed(packages: pathlib.Path) -> dict[str, importlib.metadata.Distribution]:
+    """An environment's distributions by name."""
+    found = importlib.metadata.distributions(path=[str(packages)])
+    return {canonicalize_name(each.name): each for each in found}
+
+
 def link_torch(session: nox.Session) -> None:
     """PyTorch and what it needs, as another session has them, by hard links: each would take a minute to unpack them.
 
     They are installed here as pip would have it, but for the commands in `bin`.
     """
     own = site_packages(session)
+    here = set(installed(own))
     for other in sorted((ROOT / ".nox").glob(f"*/lib/{own.parent.name}/site-packages")):
-        found = {canonicalize_name(each.name): each for each in importlib.metadata.distributions(path=[str(other)])}
-        if other != own and "torch" in found and not (own / "torch").exists():
+        found = installed(other)
+        if "torch" in found and "torch" not in here:
             break
     else:
         return
-    waiting, linked = ["torch"], set()
+    waiting = ["torch"]
     while waiting:
         name = waiting.pop()
-        if name in linked or name not in found:
+        if name in here or name not in found:
             continue
-        linked.add(name)
+        here.add(name)
         needed = [Requirement(each) for each in found[name].requires or ()]
         waiting += [canonicalize_name(each.name) for each in needed if not each.marker or each.marker.evaluate({"extra": ""})]
         for file in found[name].files or ():

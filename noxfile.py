@@ -94,8 +94,9 @@ def link_torch(session: nox.Session) -> None:
         if name in here or name not in found:
             continue
         here.add(name)
-        needed = [Requirement(each) for each in found[name].requires or ()]
-        waiting += [canonicalize_name(each.name) for each in needed if not each.marker or each.marker.evaluate({"extra": ""})]
+        for needed in map(Requirement, found[name].requires or ()):
+            if not needed.marker or needed.marker.evaluate({"extra": ""}):
+                waiting.append(canonicalize_name(needed.name))
         for file in found[name].files or ():
             if ".." not in file.parts:
                 (own / file).parent.mkdir(parents=True, exist_ok=True)

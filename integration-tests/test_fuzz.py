@@ -155,6 +155,36 @@ def test_eager_may_have_rounded_any_64_bit_number() -> None:
         assert bool(((runs != runs[0]).any(0) == spreads).all())
 
 
+def test_sums_of_64_bit_numbers_round_on_their_way() -> None:
+    """Eighty eightieths are 1.0 in eager by chance; sums of what is exact are exact."""
+    with Shadow(8) as shadow:
+        lucky, exact = torch.full((80,), 0.0125, dtype=torch.float64).sum(), torch.full((80,), 0.25).double().sum()
+    assert lucky == 1.0
+    for result, spreads in ((lucky, True), (exact, False)):
+        runs = torch.stack(shadow.twins(result))
+        assert bool((runs != runs[0]).any()) is spreads
+
+
+@pytest.mark.parametrize("compare", [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge])
+def test_how_numbers_compare_that_rounding_may_make_equal_is_undecided(compare: Callable[..., torch.Tensor]) -> None:
+    x = torch.linspace(-2, 2, 33).bfloat16()
+    with Shadow(8) as shadow:
+        back = compare(torch.logit(x.sigmoid()), x)
+        apart, same, whole = compare(x.sigmoid(), x * 0 + 2), compare(x * 1, x), compare(x.long(), x.long() + 1)
+    runs = torch.stack(shadow.twins(back))
+    assert bool((runs != runs[0]).any(0)[x != 0].all())
+    for result in (apart, same, whole):
+        runs = torch.stack(shadow.twins(result))
+        assert bool((runs == runs[0]).all())
+
+
+def test_what_a_program_raises_is_no_defect() -> None:
+    reason = "capture: an iterator is live here [QB10]; where the graph would end because of this: the program raises an exception here: KeyError: 3 [QB19]"
+    assert not fuzz.program.INTERNAL.search(reason)
+    assert fuzz.program.INTERNAL.search("aot_autograd: the backward runs uncompiled: VerifierError: [ATEN-C6] derived")
+    assert fuzz.program.INTERNAL.search(reason + "; KeyError: 3, aot_autograd: KeyError: 4")
+
+
 def decided(compute: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, Shadow]:
     """Eager's result, and where more than rounding decides it, under a reference with 32 rounded runs."""
     with Shadow(32) as shadow:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import compile_api
 
@@ -51,6 +52,38 @@ def test_gradients_of_some_results(used):
         assert (theirs is None) == (ours is None)
         if theirs is not None:
             torch.testing.assert_close(ours, theirs)
+
+
+LAYOUTS = {
+    "transposed": lambda n: torch.randn(7, n, 3).permute(2, 1, 0),
+    "channels last": lambda n: torch.randn(2, 3, n, 4).to(memory_format=torch.channels_last),
+    "reversed": lambda n: torch.randn(n, 1, 4).permute(2, 1, 0),
+    "with gaps": lambda n: torch.randn(6, 2 * n).t()[::2],
+    "row-major": lambda n: torch.randn(n, 6),
+}
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_some_results_lie_as_eagers(layout, used):
+    """Terms of a sum that lie otherwise than it, of sizes that change."""
+
+    def f(x):
+        copied = torch.stack(x.unbind())
+        return F.celu(x), copied.abs().log2(), copied.sin() + x
+
+    compiled = compile_api.compile(f, dynamic=True, fullgraph=True, options={"verify": "every_pass", "strict": True})
+    for n in (5, 6):
+        found = []
+        for call in (f, compiled):
+            torch.manual_seed(n)
+            x = LAYOUTS[layout](n).requires_grad_()
+            results = call(x)
+            sum((results[u] * results[u].detach()).sum() for u in used).backward()
+            found.append(x.grad)
+        assert found[0].stride() == found[1].stride()
+        torch.testing.assert_close(*found)
+    assert not compiled.report().fallbacks
 
 
 class Average(torch.nn.Module):

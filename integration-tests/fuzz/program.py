@@ -29,9 +29,11 @@ from prims.errors import Unsupported
 
 __all__ = ["AssertedError", "Outcome", "Program", "check", "code_of", "settled"]
 
-#: Fallback reasons that tell of a defect in a stage, though the program still gives eager's answer.
+#: Fallback reasons that tell of a defect in a stage, though the program still gives eager's answer. What a program raises
+#: of its own is none.
 INTERNAL = re.compile(
-    r"^codegen:|internal error|: (Attribute|Type|Key|Index|Assertion|Value|Name|Recursion|Verifier|Internal|Syntax)Error:"
+    r"^codegen:|internal error|(?<!raises an exception here): "
+    r"(Attribute|Type|Key|Index|Assertion|Value|Name|Recursion|Verifier|Internal|Syntax)Error:"
 )
 #: The error by which a second derivative is refused that would need inputs which are gone or written over; it says what to do.
 REFUSAL = "the gradient of a compiled region's gradient was asked for"

@@ -15,6 +15,8 @@ import types
 import warnings
 from collections.abc import Callable
 
+import torch
+
 from fuzz.observe import Observer
 from fuzz.program import Program, code_of, observe
 from fuzz.pythons_expressions import EXPRESSIONS
@@ -207,7 +209,8 @@ def generate(seed: int, device: str = "cpu") -> str:
     raise AssertionError
 
 
-#: The most lines that one call of a program may run, and the most parts that a variable's value may have.
+#: The most lines that one call of a program may run, and the most parts that a variable's value may have: of tensors a
+#: hundred elements are one.
 LINES, PARTS = 3000, 10_000
 
 
@@ -264,6 +267,8 @@ def _parts(values: object) -> int:
             count += len(value)
         elif isinstance(value, int):
             count += int.bit_length(value)
+        elif isinstance(value, torch.Tensor):
+            count += torch.Tensor.numel(value) // 100
         elif isinstance(value, tuple):
             stack.extend(value)
         elif id(value) not in seen:

@@ -103,6 +103,8 @@ DETOURS = ("aten::_euclidean_dist",)
 #: A product beyond the largest number is then no infinity, from which another would make NaN.
 PRODUCTS_BETWEEN = frozenset(f"aten::{name}" for name in ("mul", "mul_", "neg", "clone"))
 ADDITIONS = frozenset(f"aten::{name}" for name in ("add", "add_", "sub", "sub_", "rsub"))
+#: Comparisons, of numbers that may be equal or not by rounding.
+COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 #: Where twins are: eager's kernels for a GPU compute some functions of 64 bits with constants of 32.
 HOME = torch.device("cpu")
 #: Operators that pass numbers on as they are.
@@ -365,6 +367,8 @@ class Shadow(TorchDispatchMode):
                 self._with_inner_sums(func, answers, given, original)
                 if before is not None:
                     self._with_either_extremum(func, answers, before)
+                if func._schema.name in COMPARISONS and self.count > 1:
+                    _with_either_order(answers, given)
                 answers = [_restored(answer, order) for answer, order in zip(answers, orders, strict=True)]
             except Exception:
                 answers = [] if written else self._narrowly(func, given, original)
@@ -380,7 +384,7 @@ class Shadow(TorchDispatchMode):
         elif not outs:
             self._scalar(result, answers)
         if fresh:
-            self._created(outs, answers, given is None or moved, func._schema.name)
+            self._created(outs, answers, given is None or moved, func._schema.name, self._rounds_inside(func, original))
 
     def _narrowly(self, func: Any, given: Any, original: Any) -> list[Any]:
         """The twins' results of an operator that has no kernel for 64 bits, in the types of its own operands.
@@ -563,7 +567,15 @@ class Shadow(TorchDispatchMode):
                     view = self._view(base, t)
                     view.copy_(_fitted(view, t.dtype))
 
-    def _created(self, outs: list[torch.Tensor], answers: list[Any], exact: bool, name: str) -> None:
+    def _rounds_inside(self, func: Any, original: Any) -> bool:
+        """Whether an operator on 64-bit numbers rounds on its way, so that a result may look exact and be none."""
+        operands = [t for t in _tensors(original) if _floating(t.dtype)]
+        exact = all(wide(t.dtype) == t.dtype for t in operands)
+        return bool(operands) and exact and bool(self._moving(func._schema.name, operands))
+
+    def _created(
+        self, outs: list[torch.Tensor], answers: list[Any], exact: bool, name: str, inside: bool = False
+    ) -> None:
         columns = [_tensors(answer) for answer in answers]
         for i, t in enumerate(outs):
             storage = t.untyped_storage()
@@ -577,7 +589,7 @@ class Shadow(TorchDispatchMode):
             if columns and not _floating(t.dtype):
                 self.split |= any(not torch.equal(column[i], columns[0][i]) for column in columns[1:])
             disturbed = self.count > 1 and not exact and _floating(t.dtype)
-            rounded = _rounded(real, first) if same and disturbed else None
+            rounded = _rounded(real, first) | inside if same and disturbed else None
             shared = overlaps(t)
             for k in range(self.count):
                 value = _solid(columns[k][i]) if columns else first
@@ -785,6 +797,17 @@ def _with_limits(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
     given = [limits.get(name) if value is None else value for name, value in zip(names, args, strict=False)]
     missing = {name: limit for name, limit in limits.items() if name not in names[: len(args)]}
     return tuple(given), missing | {name: value for name, value in kwargs.items() if value is not None}
+
+
+def _with_either_order(answers: list[Any], given: Any) -> None:
+    """Leave undecided how numbers compare whose twins lie on both sides of each other, though none may be equal: what lies
+    between fused operators is not rounded, and may be."""
+    if any(isinstance(x, torch.Tensor) and x.is_complex() for x in given[0][0]):
+        return
+    pairs = [(*args, *kwargs.values()) for args, kwargs in given]
+    apart = torch.stack([torch.as_tensor(x).double() - torch.as_tensor(y).double() for x, y in pairs])
+    either = (apart.amin(0) <= 0) & (apart.amax(0) >= 0) & (apart != 0).any(0)
+    answers[-1] = answers[-1].where(~either, ~answers[0])
 
 
 def _is_extremum(func: Any, given: Any) -> bool:

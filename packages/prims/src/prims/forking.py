@@ -10,6 +10,7 @@ no longer.
 from __future__ import annotations
 
 import _frozen_importlib
+import _imp
 import contextlib
 import gc
 import os
@@ -124,6 +125,8 @@ def _let_imports_end() -> None:
 
 
 def _imports_beside() -> bool:
+    if _imp.lock_held():  # which it holds while it makes a module's lock
+        return True
     # Python's locks of modules that are being imported; each has the thread that holds it.
     held = [reference() for reference in list(getattr(_frozen_importlib, "_module_locks", {}).values())]
     return any(getattr(one, "owner", None) in _held_beside for one in held if one is not None)

@@ -62,7 +62,14 @@ def _difference(got, want):
     return None
 
 
-def _run(op, symbolic: bool):
+def _turned(x):
+    """The same numbers, the first dimension innermost in memory."""
+    if not isinstance(x, torch.Tensor) or x.ndim < 2:
+        return x
+    return x.permute(*range(x.ndim - 1, -1, -1)).contiguous().permute(*range(x.ndim - 1, -1, -1))
+
+
+def _run(op, symbolic: bool, turned: bool = False):
     """Yields an outcome per sample: None if right, "data dependent", or what is wrong."""
     for dtype in DTYPES:
         if dtype not in op.supported_dtypes("cpu"):
@@ -72,6 +79,7 @@ def _run(op, symbolic: bool):
             inputs = (sample.input, sample.args, sample.kwargs)
             if any(isinstance(x, torch.Tensor) and x.layout is not torch.strided for x in tree_leaves(inputs)):
                 continue
+            inputs = tree_map(_turned, inputs) if turned else inputs
             ctx = SymbolContext()
 
             def lift(x, ctx=ctx):
@@ -81,7 +89,7 @@ def _run(op, symbolic: bool):
 
             first, args, kwargs = tree_map(lift, inputs)
             try:
-                want = op.op(sample.input, *sample.args, **sample.kwargs)
+                want = op.op(inputs[0], *inputs[1], **inputs[2])
             except (RuntimeError, NotImplementedError, AssertionError):
                 continue  # eager has no such kernel here
             try:
@@ -100,15 +108,15 @@ def _run(op, symbolic: bool):
             yield next((f"{dtype}: {d}" for x, y in zip(a, e) if (d := _difference(x, y))), None)
 
 
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
-def test_operator_database(symbolic):
+@pytest.mark.parametrize("symbolic,turned", [(False, False), (True, False), (False, True)], ids=["static", "symbolic", "turned"])
+def test_operator_database(symbolic, turned):
     wrong, dependent, right = defaultdict(list), set(), 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for op in op_db:
             if op.name == "narrow" or op.name == "nn.functional.rrelu":
                 continue  # takes a tensor as a number; draws its noise in Python
-            for outcome in _run(op, symbolic):
+            for outcome in _run(op, symbolic, turned):
                 if outcome is None:
                     right += 1
                 elif outcome == "data dependent":

@@ -21,7 +21,7 @@ from aot_autograd.trace.custom import needs_twin, write_custom
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.overlap import refuse_overlap
 from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
-from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, memory_order, same_strides, undo
+from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
 from prims.collectives import waiting
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
@@ -29,7 +29,7 @@ from prims.ir.nodes import call_node
 from prims.sharding import decides_itself, is_fake_call
 from prims.spec import AbstractTensor, SymbolContext, TensorSpec, abstract_from_spec, from_torch, to_torch
 from prims.spec.alike import Inferred
-from prims.spec.layout import may_overlap
+from prims.spec.layout import may_overlap, permutation
 
 __all__ = ["Tracer", "state_of"]
 
@@ -454,8 +454,9 @@ class Tracer(TorchDispatchMode):
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
         refuse_overlap(self, func, info, args, kwargs)
         if info.twin is aten.bernoulli.p:
-            order = memory_order(state_of(args[0]).spec)
-            if order is not None:
+            target = state_of(args[0]).spec
+            order = permutation(target.shape, (target.strides,))[::-1]
+            if order != sorted(order):
                 # Numbers are drawn in the order of the memory, and this twin (as no other) makes a row-major result.
                 self.write_op(func, info, (self.view(aten.permute.default, (args[0], order), {}), *args[1:]), kwargs)
                 return args[0]

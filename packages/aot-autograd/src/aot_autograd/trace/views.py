@@ -23,6 +23,7 @@ from prims.spec import layout
 
 if TYPE_CHECKING:
     from prims.spec import TensorSpec
+    from prims.spec.tensorspec import Size
 
 __all__ = ["Storage", "TensorState", "ViewStep", "is_dense", "memory_order", "same_strides", "undo"]
 
@@ -216,7 +217,25 @@ _UNDO: dict[OpOverload, Any] = {
 
 
 def memory_order(spec: TensorSpec) -> list[int] | None:
-    """The dimensions from the outermost in memory to the innermost; None if they are so already or it is unknown."""
-    if spec.is_contiguous() or not all(isinstance(stride, int) for stride in spec.strides) or not is_dense(spec):
+    """The dimensions from the outermost in memory to the innermost; None if they are so already, if memory has gaps, or
+    where that is not known for all sizes that the guards allow. Never guards on which dimension lies within another."""
+    if spec.is_contiguous():
         return None
-    return sorted(range(len(spec.shape)), key=lambda d: -spec.strides[d])
+    if all(isinstance(stride, int) for stride in spec.strides):
+        return sorted(range(spec.ndim), key=lambda d: -spec.strides[d]) if is_dense(spec) else None
+    inner: list[int] = []
+    step: Size = 1
+    left = sorted(range(spec.ndim), key=lambda d: (_is_one(spec, d), d))
+    while any(not _is_one(spec, d) for d in left):
+        dim = next((d for d in reversed(left) if layout.known_equal(spec.strides[d], step)), None)
+        if dim is None:
+            return None
+        left.remove(dim)
+        inner.insert(0, dim)
+        size = spec.shape[dim]
+        step = step * (max(size, 1) if type(size) is int else size)
+    return left + inner
+
+
+def _is_one(spec: TensorSpec, dim: int) -> bool:
+    return type(spec.shape[dim]) is int and spec.shape[dim] == 1

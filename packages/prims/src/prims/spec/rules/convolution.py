@@ -10,7 +10,6 @@ import torch
 
 from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.rules.creation import with_format
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -89,8 +88,30 @@ def convolution(
             f"at dimension 0 and bias to have {made} elements, but got {None if bias is None else list(bias.shape)}"
         )
     shape = conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
-    last = suggests_channels_last(x) or suggests_channels_last(weight)
-    return _formatted(shape, x, last)
+    return _formatted(shape, x, _channels_last_results(x, weight, stride, transposed, output_padding, groups))
+
+
+def _channels_last_results(
+    x: TensorSpec, weight: TensorSpec, stride: Any, transposed: bool, output_padding: Any, groups: Any
+) -> bool:
+    """Whether a convolution's results are channels-last. Of three dimensions on a CPU, only oneDNN's are.
+
+    It gets convolutions of more than one sample, of many numbers or of large kernels (``use_mkldnn`` of ATen's
+    ``Convolution.cpp``; that it does not get 1 x 1 kernels where there is one thread is not known here).
+    """
+    if not (suggests_channels_last(x) or suggests_channels_last(weight)):
+        return False
+    if x.ndim != 5 or x.device.type != "cpu":
+        return True
+    steps = zip(_listed(output_padding, 3), _listed(stride, 3), strict=True)
+    if transposed and any(more >= step for more, step in steps):
+        return False
+    halves = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    if x.dtype != torch.float32 and not (x.dtype in halves and getattr(torch.ops.mkldnn, halves[x.dtype])()):
+        return False
+    many = layout.known_less(20480, x.shape[0] * x.shape[1] * x.shape[2] * x.shape[3])
+    large = all(layout.known_less(3, size) for size in weight.shape[-2:])
+    return groups > 1 or large or many or layout.known_less(1, x.shape[0])
 
 
 @meta_rule("aten.convolution_overrideable.default")
@@ -100,10 +121,19 @@ def convolution_overrideable(*args: Any) -> TensorSpec:
 
 @meta_rule("aten.convolution_backward.default")
 def convolution_backward(
-    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Any, *args: Any
+    grad: TensorSpec,
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    mask: Any,
 ) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
-    mask = args[-1]
-    last = suggests_channels_last(x) or suggests_channels_last(weight)
+    last = _channels_last_results(x, weight, stride, transposed, output_padding, groups)
     return (
         _formatted(x.shape, x, last) if mask[0] else None,
         _formatted(weight.shape, weight, last and weight.ndim in (4, 5)) if mask[1] else None,
@@ -212,9 +242,14 @@ def adaptive_avg_pool3d(x: TensorSpec, output_size: Any) -> TensorSpec:
     return TensorSpec((*x.shape[:-3], *_listed(output_size, 3)), x.dtype, x.device)
 
 
-@meta_rule("aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default")
-def adaptive_avg_pool_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
+@meta_rule("aten._adaptive_avg_pool2d_backward.default")
+def adaptive_avg_pool2d_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
     return _formatted(x.shape, x, x.ndim == 4 and suggests_channels_last(x))
+
+
+@meta_rule("aten._adaptive_avg_pool3d_backward.default")
+def adaptive_avg_pool3d_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)
 
 
 def _adaptive_max(n: int) -> None:
@@ -247,7 +282,9 @@ def _upsample(name: str, n: int) -> None:
 
     @meta_rule(f"aten.{name}_backward.default")
     def backward(grad: TensorSpec, output_size: Any, input_size: Any, *args: Any) -> TensorSpec:
-        return _formatted(tuple(input_size), grad, grad.ndim in (4, 5) and suggests_channels_last(grad))
+        kept = "bicubic" not in name and not (n == 3 and "nearest" in name)
+        last = kept and grad.ndim in (4, 5) and suggests_channels_last(grad)
+        return _formatted(tuple(input_size), grad, last)
 
 
 for _name, _n in (
@@ -347,7 +384,7 @@ def grid_sampler_backward(
     grad: TensorSpec, x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align: bool, mask: Sequence[bool]
 ) -> tuple[TensorSpec | None, TensorSpec]:
     grad_input = TensorSpec(x.shape, x.dtype, x.device) if mask[0] else None
-    return grad_input, with_format(grid, None, grid.dtype, grid.device)
+    return grad_input, TensorSpec(grid.shape, grid.dtype, grid.device)
 
 
 @meta_rule("aten.cudnn_grid_sampler_backward.default")

@@ -216,6 +216,9 @@ def embedding_dense_backward(
     return TensorSpec((num_weights, grad.shape[-1]), grad.dtype, grad.device)
 
 
+_SUMMED = (torch.float32, torch.bfloat16, torch.float16)
+
+
 @meta_rule("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
 def embedding_bag(
     weight: TensorSpec,
@@ -233,11 +236,15 @@ def embedding_bag(
     integer = indices.dtype
     counts = TensorSpec((bags,), integer, weight.device)
     cpu = weight.device.type == "cpu"
+    # A kernel for sums of rows asks for no positions (``is_fast_path`` of ATen's ``EmbeddingBag.cpp``).
+    scales = per_sample_weights is None or layout.known_equal(per_sample_weights.strides[0], 1)
+    summed = mode == 0 and padding_idx < 0 and weight.dtype in _SUMMED and scales
+    none = cpu and summed and layout.known_equal(weight.strides[1], 1)
     if mode == 2:
         maxima = TensorSpec((bags, weight.shape[1]), integer, weight.device)
     else:
         maxima = TensorSpec((0,) if not cpu else (bags,), integer, weight.device)
-    positions = TensorSpec((indices.shape[0],) if mode != 2 or not cpu else (0,), integer, weight.device)
+    positions = TensorSpec((0,) if none else (indices.shape[0],), integer, weight.device)
     return out, positions, counts, maxima
 
 

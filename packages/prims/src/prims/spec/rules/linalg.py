@@ -36,7 +36,9 @@ def _square(name: str, x: TensorSpec) -> None:
 @meta_rule("aten.linalg_matrix_exp.default")
 def matrix_exp(x: TensorSpec) -> TensorSpec:
     _square("linalg.matrix_exp", x)
-    return with_format(x, None, x.dtype, x.device)
+    if any(layout.known_equal(x.shape[-1], n) for n in (0, 1)):  # a copy, or exp
+        return with_format(x, None, x.dtype, x.device)
+    return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten._linalg_check_errors.default")
@@ -185,7 +187,7 @@ def euclidean_dist(x: TensorSpec, y: TensorSpec) -> TensorSpec:
 def cdist_backward(grad: TensorSpec, x: TensorSpec, y: TensorSpec, p: float, out: TensorSpec) -> TensorSpec:
     batch = broadcast_shapes((x.shape[:-2], y.shape[:-2]))
     if any(isinstance(size, int) and size == 0 for size in (*batch, *x.shape[-2:], y.shape[-2])):
-        batch = x.shape[:-2]  # eager returns zeros like x before it broadcasts
+        return with_format(x, None, x.dtype, x.device)  # eager returns zeros like x before it broadcasts
     return TensorSpec((*batch, *x.shape[-2:]), x.dtype, x.device)
 
 

@@ -96,11 +96,17 @@ def soft_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> T
 @meta_rule(
     "aten.mse_loss_backward.default",
     "aten.smooth_l1_loss_backward.default",
-    "aten.soft_margin_loss_backward.default",
 )
 def mse_loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *args: Any) -> TensorSpec:
     dtype = result_dtype((x, target))
     return TensorSpec(broadcast_shapes((x.shape, target.shape)), dtype, x.device)
+
+
+@meta_rule("aten.soft_margin_loss_backward.default")
+def soft_margin_loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *args: Any) -> TensorSpec:
+    """Laid out as the target times a function of the target's product with the input, as eager computes it."""
+    dtype = result_dtype((x, target))
+    return iterate((target, iterate((target, x), dtype)), dtype)
 
 
 @meta_rule("aten.huber_loss_backward.default")
@@ -166,4 +172,4 @@ def margin_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorS
 
 @meta_rule("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor")
 def ctc_loss_backward(grad: TensorSpec, log_probs: TensorSpec, *args: Any) -> TensorSpec:
-    return with_format(log_probs, None, log_probs.dtype, log_probs.device)
+    return TensorSpec(log_probs.shape, log_probs.dtype, log_probs.device)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from prims.spec.infer import meta_rule
+from prims.spec.iterator import iterate
 from prims.spec.rules.views import expand
 from prims.spec.tensorspec import TensorSpec
 
@@ -139,9 +140,10 @@ def outer(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 @meta_rule("aten.addr.default")
 def addr(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
     dtype = torch.promote_types(x.dtype, torch.promote_types(a.dtype, b.dtype))
-    shape = (a.shape[0], b.shape[0])
-    expand(x, shape)
-    return TensorSpec(shape, dtype, a.device)
+    expand(x, (a.shape[0], b.shape[0]))
+    column = TensorSpec((a.shape[0], 1), a.dtype, a.device, (a.strides[0], 1))
+    row = TensorSpec((1, b.shape[0]), b.dtype, b.device, (1, b.strides[0]))
+    return iterate((x, column, row), dtype)
 
 
 @meta_rule("aten.linear.default")

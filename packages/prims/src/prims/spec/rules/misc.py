@@ -10,7 +10,7 @@ import torch
 from prims.errors import DataDependentError, Unsupported
 from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import broadcast_shapes, iterate
+from prims.spec.iterator import broadcast_shapes
 from prims.spec.rules.convolution import suggests_channels_last
 from prims.spec.rules.creation import fresh, with_format
 from prims.spec.rules.norms import native_batch_norm, native_batch_norm_backward
@@ -88,22 +88,22 @@ def normal(mean: TensorSpec, std: TensorSpec, *, generator: Any = None) -> Tenso
 
 @meta_rule("aten.normal.Tensor_float")
 def normal_mean(mean: TensorSpec, std: float = 1.0, *, generator: Any = None) -> TensorSpec:
-    return with_format(mean, None, mean.dtype, mean.device)
+    return TensorSpec(mean.shape, mean.dtype, mean.device)
 
 
 @meta_rule("aten.normal.float_Tensor")
 def normal_std(mean: float, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
-    return with_format(std, None, std.dtype, std.device)
+    return TensorSpec(std.shape, std.dtype, std.device)
 
 
 @meta_rule("aten.poisson.default", "aten._standard_gamma.default", "aten._sample_dirichlet.default")
 def poisson(x: TensorSpec, generator: Any = None) -> TensorSpec:
-    return with_format(x, None, x.dtype, x.device)
+    return TensorSpec(x.shape, x.dtype, x.device)  # row-major, whatever its operand
 
 
 @meta_rule("aten.binomial.default")
 def binomial(count: TensorSpec, prob: TensorSpec, generator: Any = None) -> TensorSpec:
-    return iterate((count, prob), count.dtype)
+    return TensorSpec(count.shape, count.dtype, count.device)
 
 
 @meta_rule("aten.histogram.bin_ct")

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Categorical, Normal
 
+import prims.undo
+from prims.undo import NotPutBackError, undoing
+
 GOOD = [[1.0, 2.0, 3.0], [0.5, -1.0, 2.0]]
 BAD = [[1.0, float("nan"), 3.0], [0.5, -1.0, 2.0]]
 
@@ -142,3 +145,56 @@ def test_a_backward_pass_that_comes_later_is_not_disturbed(capture):
     with pytest.raises(ValueError, match="not a number"):
         compiled(torch.full((3,), float("nan")))
     assert counts.tolist() == [3.0] * 3
+
+
+MEMORIES = {
+    "plain": lambda: torch.arange(8.0),
+    "with gaps": lambda: torch.arange(8.0)[::2],
+    "expanded": lambda: torch.ones(1).expand(4),
+    "windows": lambda: torch.arange(8.0).unfold(0, 3, 1),
+    "rows of one": lambda: torch.arange(3.0).expand(4, 3),
+}
+
+
+@pytest.mark.parametrize("least", [-1.0, 1e6], ids=["holds", "raises"])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_part_of_a_tensor_whose_elements_share_memory_is_written(capture, name, least):
+    """Such a tensor cannot be given all its values back: the graph ends before the ``raise`` there."""
+
+    def fn(x):
+        x[0] += 1
+        if (x < least).any():
+            raise ValueError("too small")
+        return x * 2
+
+    found = []
+    for function in (fn, capture(fn)):
+        x = MEMORIES[name]()
+        found.append((outcome(function, x), x.clone()))
+    same(*found)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_what_a_graph_wrote_before_it_raised_is_put_back(name):
+    tensor = MEMORIES[name]()
+    memory, version = tensor.untyped_storage().tolist(), tensor._version
+
+    def run(x):
+        x[0].mul_(3).add_(1)
+        x[1:2].add_(1)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        undoing(run, [0])(tensor)
+    assert tensor.untyped_storage().tolist() == memory and tensor._version == version
+
+
+def test_nobody_goes_on_from_what_could_not_be_put_back(monkeypatch):
+    def run(x):
+        x.add_(1)
+        monkeypatch.setattr(prims.undo, "_memory", lambda tensor: 1 // 0)
+        raise ValueError("no")
+
+    with pytest.raises(NotPutBackError, match="half written after ValueError"):
+        undoing(run, [0])(torch.ones(3))
+    assert not issubclass(NotPutBackError, Exception)  # which handlers that run eagerly take

@@ -23,6 +23,7 @@ from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import set_mode
 from prims.records import record
+from prims.spec.layout import may_overlap
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -145,11 +146,15 @@ def _has_history(value: Any) -> bool:
 
 
 def _may_get_back(inp: GraphInput) -> bool:
-    """Whether a tensor that was written to is the one that it was, in its shape and to autograd."""
+    """Whether a tensor that was written to is the one that it was, in its shape and to autograd, and may be set.
+
+    ``copy_`` refuses a tensor whose elements share memory (an expanded one, of which a part was written).
+    """
     value = cast(TensorValue, inp.value)
     example, spec = value.example, inp.node.meta["spec"]
     same = value.node is inp.node and (tuple(example.shape), example.dtype) == (tuple(spec.shape), spec.dtype)
-    return same and example._base is None and (example.is_leaf or not example.requires_grad)
+    whole = same and not may_overlap(spec.shape, spec.strides)
+    return whole and example._base is None and (example.is_leaf or not example.requires_grad)
 
 
 def _raises(decoded: DecodedCode, at: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -247,7 +247,7 @@ def _sum(p: Any, self: Any, other: Any, alpha: Any, combine: str) -> Value:
 
 
 def _as_added(x: Any, dtype: torch.dtype, *both: Any) -> Any:
-    """A number as eager adds it: on a CPU in the 16-bit dtype itself (products take it as it is)."""
+    """A number as eager adds it: on a CPU in the 16-bit dtype itself (products take a second one as it is)."""
     on_cpu = any(is_value(v) and v.device.type == "cpu" for v in both)
     return rounded(x, dtype) if on_cpu and isinstance(x, (int, float)) and not isinstance(x, bool) else x
 
@@ -275,12 +275,14 @@ def mul(p: Any, self: Any, other: Any) -> Value:
     """self * other"""
     dtype = result_dtype(self, other)
     compute = torch.float32 if _is_precise(other, dtype) or _is_precise(self, dtype, other) else dtype
+    self = _as_added(self, dtype, other) if dtype in REDUCED else self  # as a first operand it is no scalar
     x, y = operands(p, self, other, dtype=compute)
     return p.logical_and(x, y) if dtype == torch.bool else to_dtype(p, p.mul(x, y), dtype)
 
 
 def _true_div(p: Any, self: Any, other: Any) -> Value:
     dtype = float_dtype(result_dtype(self, other))
+    self = rounded(self, dtype) if isinstance(self, (int, float)) else self
     x, y = operands(p, self, other, dtype=torch.float32 if _is_precise(other, dtype) else dtype)
     if type(y) in (int, float) and x.device.type == "cuda":
         # As eager does on a GPU, to its last bit, and without a division in every element.
@@ -304,6 +306,7 @@ def div_mode(p: Any, self: Any, other: Any, *, rounding_mode: str | None) -> Val
 
 def _rounded_div(p: Any, self: Any, other: Any, divide: str) -> Value:
     dtype = result_dtype(self, other)
+    self = rounded(self, dtype) if isinstance(self, (int, float)) else self
     x, y = operands(p, self, other, dtype=torch.float32 if _is_precise(other, dtype) else dtype)
     return to_dtype(p, getattr(p, divide)(x, y), dtype)
 
@@ -348,6 +351,7 @@ def pow_scalar(p: Any, self: Value, exponent: Any) -> Value:
     """self ** exponent; small powers are products, as in eager's kernel."""
     dtype = result_dtype(self, exponent)
     if isinstance(exponent, (int, float)):
+        exponent = rounded(exponent, dtype) if is_float(dtype) else exponent
         if exponent == 0:
             return full_like(p, self, 1, dtype)
         small = _SMALL_POWERS.get(float(exponent))
@@ -446,6 +450,9 @@ for _name in "eq ne lt le gt ge".split():
 
 def _logical(name: str) -> Callable[..., Value]:
     def fn(p: Any, self: Value, other: Value) -> Value:
+        dtype = result_dtype(self, other)
+        # In the common type, in which a number without dimensions may be zero that was none: 256 is, as uint8.
+        self, other = (x if x.shape else to_dtype(p, x, dtype) for x in (self, other))
         return getattr(p, name)(*operands(p, as_bool(p, self), as_bool(p, other), dtype=torch.bool))
 
     return fn
@@ -453,6 +460,12 @@ def _logical(name: str) -> Callable[..., Value]:
 
 for _name in ("logical_and", "logical_or", "logical_xor"):
     decomposition(f"aten.{_name}.default")(_logical(_name))
+
+
+def _widened(p: Any, xs: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+    """Operands in their common type, numbers too, in the type that eager computes in: it rounds a number without
+    dimensions of a wider type to the common type before."""
+    return [to_dtype(p, x, opmath(dtype)) if is_value(x) else float(torch.tensor(x, dtype=dtype)) for x in xs]
 
 
 @decomposition("aten.heaviside.default")
@@ -467,7 +480,7 @@ def heaviside(p: Any, self: Value, values: Value) -> Value:
 def xlogy(p: Any, self: Any, other: Any) -> Value:
     """self * log(other), 0 where self is 0."""
     dtype = float_dtype(result_dtype(self, other))
-    x, y = operands(p, self, other, dtype=opmath(dtype))
+    x, y = _widened(p, operands(p, self, other, dtype=dtype), dtype)
     if not is_value(x):
         x = full_like(p, y, x)
     log = p.log(y) if is_value(y) else math.log(y) if y > 0 else -math.inf if y == 0 else math.nan
@@ -565,7 +578,7 @@ def masked_fill(p: Any, self: Value, mask: Value, value: Any) -> Value:
 
 def _fused(p: Any, self: Any, t1: Any, t2: Any, value: Any, inner: str) -> Value:
     dtype = result_dtype(self, t1, t2)
-    x, a, b = operands(p, self, t1, t2, dtype=opmath(dtype))
+    x, a, b = _widened(p, operands(p, self, t1, t2, dtype=dtype), dtype)
     if inner == "div" and is_integral(dtype):
         raise unsupported("addcdiv of integers")
     value = number(value, dtype)

@@ -178,6 +178,26 @@ def test_how_numbers_compare_that_rounding_may_make_equal_is_undecided(compare: 
         assert bool((runs == runs[0]).all())
 
 
+def test_sums_of_gradients_are_sums_in_views_of_them_too() -> None:
+    """What remains of two large terms has their rounding, behind a squeeze as well."""
+    x = torch.linspace(-1, 1, 30).requires_grad_()
+    with Shadow(8) as shadow:
+        y = x.unsqueeze(1)
+        torch.autograd.backward([y * 3.25, y * -3.0, x * 1e-3], [torch.ones_like(y)] * 2 + [torch.full_like(x, 1 / 7)])
+    runs = torch.stack(shadow.twins(x.grad))
+    spread = (runs[2:] - runs[0]).abs().amax(0)
+    assert bool((spread > 2.0**-24).all()) and bool((spread < 2.0**-19).all())
+
+
+def test_rounded_numbers_in_memory_that_elements_share_are_not_judged() -> None:
+    x = torch.zeros(9).as_strided((4, 3), (1, 1))
+    with Shadow(8) as shadow:
+        loose, exact = x.slice_scatter(torch.ones(1, 3).sin(), 0, 0, 1), x.slice_scatter(torch.ones(1, 3), 0, 0, 1)
+    for result, decided_ in ((loose, False), (exact, True)):
+        wrong, undecided = judge(result, result + 1, shadow.twins(result))
+        assert bool(undecided.any()) is not decided_ and bool(wrong.any()) is decided_
+
+
 def test_what_a_program_raises_is_no_defect() -> None:
     reason = "capture: an iterator is live here [QB10]; where the graph would end because of this: the program raises an exception here: KeyError: 3 [QB19]"
     assert not fuzz.program.INTERNAL.search(reason)

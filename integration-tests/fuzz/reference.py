@@ -490,13 +490,14 @@ class Shadow(TorchDispatchMode):
 
     def _parts(self, t: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """Of a gradient: the sum of the sizes of all that was added to it, and whether each order gives the same."""
-        return self._sums.get(_place(t)) or (_solid(t.detach()).to(HOME).abs(), self._grid(t))
+        total, whole = self._sums.get(_extent(t)) or (_solid(t.detach()).to(HOME).abs(), self._grid(t))
+        return total.reshape(t.shape), whole
 
     def _added(self, total: torch.Tensor, parts: list[tuple[torch.Tensor, bool]]) -> None:
         (a, whole), (b, other) = parts
         if a.shape != b.shape or not total.is_floating_point() or overlaps(total):
             return
-        self._sums[_place(total)] = (a + b, whole and other)
+        self._sums[_extent(total)] = (a + b, whole and other)
         if not (whole and other):
             for base in self._bases(total)[2:]:
                 view = self._view(base, total)
@@ -591,6 +592,7 @@ class Shadow(TorchDispatchMode):
             disturbed = self.count > 1 and not exact and _floating(t.dtype)
             rounded = _rounded(real, first) | inside if same and disturbed else None
             shared = overlaps(t)
+            loose = shared and same and any(not torch.equal(_solid(column[i]), first) for column in columns[1:])
             for k in range(self.count):
                 value = _solid(columns[k][i]) if columns else first
                 if value.shape != t.shape:
@@ -607,6 +609,8 @@ class Shadow(TorchDispatchMode):
                     torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
                 else:
                     base = _flat(t, count).to(HOME, wide(t.dtype))
+                    if loose and k == self.count - 1 and _floating(t.dtype):  # which of its numbers are rounded is not known
+                        base.fill_(float("nan"))
                 bases.append(base)
             self._storages[storage._cdata] = (storage, bases, t.dtype)
             self._overflow(bases, t, name)
@@ -653,6 +657,11 @@ def _retyped(base: torch.Tensor, held: torch.dtype, dtype: torch.dtype, odd: int
 
 def _place(t: torch.Tensor) -> Any:
     return t.untyped_storage()._cdata, t.shape, t.stride(), t.storage_offset()
+
+
+def _extent(t: torch.Tensor) -> Any:
+    """Where a tensor is; a view of all of a contiguous one is there too, whatever its shape."""
+    return (t.untyped_storage()._cdata, t.numel(), t.storage_offset()) if t.is_contiguous() else _place(t)
 
 
 def _moved_to(device: torch.device, value: Any) -> Any:

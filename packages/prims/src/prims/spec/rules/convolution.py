@@ -94,18 +94,20 @@ def convolution(
 def _channels_last_results(
     x: TensorSpec, weight: TensorSpec, stride: Any, transposed: bool, output_padding: Any, groups: Any
 ) -> bool:
-    """Whether a convolution's results are channels-last. Of three dimensions on a CPU, only oneDNN's are.
+    """Whether a convolution's results are channels-last. On GPUs cuDNN's are, of three dimensions on a CPU oneDNN's.
+
 
     It gets convolutions of more than one sample, of many numbers or of large kernels (``use_mkldnn`` of ATen's
     ``Convolution.cpp``; that it does not get 1 x 1 kernels where there is one thread is not known here).
     """
     if not (suggests_channels_last(x) or suggests_channels_last(weight)):
         return False
-    if x.ndim != 5 or x.device.type != "cpu":
+    cpu, n = x.device.type == "cpu", x.ndim - 2
+    steps = zip(_listed(output_padding, n), _listed(stride, n), strict=True)
+    if transposed and (n == 3 or not cpu) and any(more >= step for more, step in steps):
+        return False  # no library takes such
+    if n != 3 or not cpu:
         return True
-    steps = zip(_listed(output_padding, 3), _listed(stride, 3), strict=True)
-    if transposed and any(more >= step for more, step in steps):
-        return False
     halves = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     if x.dtype != torch.float32 and not (x.dtype in halves and getattr(torch.ops.mkldnn, halves[x.dtype])()):
         return False

@@ -381,7 +381,11 @@ def native_dropout(x: TensorSpec, p: float, train: bool | None) -> tuple[TensorS
 
 @meta_rule("aten.native_dropout_backward.default")
 def native_dropout_backward(grad: TensorSpec, mask: TensorSpec, scale: float) -> TensorSpec:
-    return iterate((grad, mask), result_dtype((grad, scale)))
+    dtype = result_dtype((grad, scale))
+    if grad.device.type == "cuda":
+        last = layout.is_channels_last_strides(grad.shape, grad.strides)
+        return TensorSpec(grad.shape, dtype, grad.device, layout.channels_last_strides(grad.shape) if last else None)
+    return iterate((grad, mask), dtype)
 
 
 @meta_rule("aten.exponential.default", "aten.geometric.default", "aten.cauchy.default", "aten.log_normal.default")

@@ -96,8 +96,7 @@ def _channels_last_results(
 ) -> bool:
     """Whether a convolution's results are channels-last. On GPUs cuDNN's are, of three dimensions on a CPU oneDNN's.
 
-
-    It gets convolutions of more than one sample, of many numbers or of large kernels (``use_mkldnn`` of ATen's
+    oneDNN gets convolutions of more than one sample, of many numbers or of large kernels (``use_mkldnn`` of ATen's
     ``Convolution.cpp``; that it does not get 1 x 1 kernels where there is one thread is not known here).
     """
     if not (suggests_channels_last(x) or suggests_channels_last(weight)):

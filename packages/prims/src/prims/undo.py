@@ -54,6 +54,8 @@ def undoing(run: Callable[..., Any], written: Sequence[int]) -> Callable[..., An
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or where its elements share memory all from the first of them to the last, each once."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return tensor
     if not torch._debug_has_internal_overlap(tensor) or not may_overlap(tensor.shape, tensor.stride()):
         return tensor
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -452,7 +452,7 @@ def _logical(name: str) -> Callable[..., Value]:
     def fn(p: Any, self: Value, other: Value) -> Value:
         dtype = result_dtype(self, other)
         # In the common type, in which a number without dimensions may be zero that was none: 256 is, as uint8.
-        self, other = (x if x.shape else to_dtype(p, x, dtype) for x in (self, other))
+        self, other = (x if x.shape or dtype.is_complex else to_dtype(p, x, dtype) for x in (self, other))
         return getattr(p, name)(*operands(p, as_bool(p, self), as_bool(p, other), dtype=torch.bool))
 
     return fn
@@ -465,7 +465,13 @@ for _name in ("logical_and", "logical_or", "logical_xor"):
 def _widened(p: Any, xs: Sequence[Any], dtype: torch.dtype) -> list[Any]:
     """Operands in their common type, numbers too, in the type that eager computes in: it rounds a number without
     dimensions of a wider type to the common type before."""
-    return [to_dtype(p, x, opmath(dtype)) if is_value(x) else float(torch.tensor(x, dtype=dtype)) for x in xs]
+
+    def widened(x: Any) -> Any:
+        if is_value(x):
+            return to_dtype(p, x, opmath(dtype))
+        return float(torch.tensor(x, dtype=dtype)) if isinstance(x, (int, float)) else x
+
+    return [widened(x) for x in xs]
 
 
 @decomposition("aten.heaviside.default")

@@ -69,12 +69,14 @@ def accepted(name, plain):
                 yield operands
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["tensors", "numbers"])
-@pytest.mark.parametrize("name", OPERATORS)
-def test_results_are_eagers(name, plain):
-    pairs = list(accepted(name, plain))
-    if plain and not pairs:
-        return  # it takes tensors only
+CASES = {f"{name}-{'numbers' if plain else 'tensors'}": (name, plain) for name in OPERATORS for plain in (False, True)}
+#: Some operators take tensors only.
+PAIRS_OF = {case: pairs for case, (name, plain) in CASES.items() if (pairs := list(accepted(name, plain))) or not plain}
+
+
+@pytest.mark.parametrize("case", PAIRS_OF)
+def test_results_are_eagers(case):
+    name, pairs = CASES[case][0], PAIRS_OF[case]
     assert pairs
 
     def program(*tensors):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import types
@@ -131,11 +132,23 @@ def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:
     """Whether everything that a frame calls runs as it is too: imports, PyTorch's own compiler, the stage behind.
 
     That one runs a captured graph again for second derivatives, which would be captured, and run again for its own.
+    Callbacks of the garbage collector run wherever it happens to, and are no part of the program there.
     """
     if code.co_name == "nonrecursive_disable_wrapper" and code.co_filename.startswith(_WITHOUT_HOOK):
         return False  # of torch.compiler.disable(recursive=False), which is about one function alone
     name = globals_.get("__name__")
-    return code.co_filename.startswith(_WITHOUT_HOOK) or (isinstance(name, str) and name.startswith("aot_autograd."))
+    if code.co_filename.startswith(_WITHOUT_HOOK) or (isinstance(name, str) and name.startswith("aot_autograd.")):
+        return True
+    return any(_code_of(callback) is code for callback in gc.callbacks)
+
+
+def _code_of(callback: Any) -> types.CodeType | None:
+    """The code that runs when it is called, of functions, methods, partial objects and instances of classes."""
+    while isinstance(callback, functools.partial):
+        callback = callback.func
+    if not isinstance(callback, (types.FunctionType, types.MethodType)):
+        callback = type(callback).__call__ if callable(callback) else None
+    return getattr(callback, "__code__", None)
 
 
 def runs_around(code: types.CodeType) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import inspect
 import sys
 import traceback
@@ -244,3 +246,48 @@ def test_an_optimizers_step_leaves_no_function_to_eager():
     found = dynamo_capture.explain(step)(torch.ones(3, 2))
     assert found.graph_count == 1
     assert not found.breaks and not found.report.fallbacks
+
+
+class Watcher:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, phase, info):
+        self.calls += 1
+        self.look(torch.ones(2))
+
+    def method(self, phase, info):
+        self(phase, info)
+
+    def look(self, x):
+        dynamo_capture.graph_break()
+        return x + 1
+
+
+def _function(watcher):
+    return lambda phase, info: watcher(phase, info)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [_function, lambda w: w, lambda w: w.method, lambda w: functools.partial(w.method)],
+    ids=["function", "instance", "method", "partial"],
+)
+def test_callbacks_of_the_garbage_collector_are_no_frames_of_the_program(made, capture):
+    """They run in the middle of whatever frame the collector happens to run in, here one that breaks."""
+
+    def collected(x):
+        gc.collect()
+        return x + 1
+
+    watcher = Watcher()
+    callback = made(watcher)
+    compiled = capture(collected, strict=False)
+    gc.callbacks.append(callback)
+    try:
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    finally:
+        gc.callbacks.remove(callback)
+    assert watcher.calls >= 2
+    (only,) = compiled.report.breaks
+    assert "gc.collect" in only.reason

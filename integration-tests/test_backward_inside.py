@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -427,3 +428,85 @@ def test_derivatives_by_anything_that_gives_tensors(name):
     for ours, theirs in zip(compiled(w, x), step(w, x), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert compiled.report().kernels
+
+
+def _appended(loss, kept):
+    kept.append(loss.detach())
+    return loss.detach()
+
+
+def _kept_as_attribute(loss, kept):
+    kept.last = loss.detach()
+    return loss, loss.detach()
+
+
+class _Kept(list):
+    last = None
+
+
+ALIKE = {
+    "appended": _appended,
+    "kept": _kept_as_attribute,
+    "two": lambda loss, kept: (loss.detach(), loss.detach()),
+    "loss first": lambda loss, kept: (loss, loss.detach()),
+    "data": lambda loss, kept: (loss.data, loss.data),
+    "views": lambda loss, kept: (loss.detach().view(1), loss.detach(), loss.view(1, 1)),
+    "named": lambda loss, kept: {"loss": loss.detach(), "again": loss.detach(), "exp": loss.detach().exp()},
+}
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("name", ALIKE)
+def test_results_that_share_the_losss_memory(name, retain):
+    """A step whose history has been used up, or written over, gives them all; a second pass says what eager's says."""
+
+    def run(wrap):
+        model, kept = _model(), _Kept()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = _loss(model, x, y)
+            loss.backward(retain_graph=retain)
+            optimizer.step()
+            return ALIKE[name](loss, kept)
+
+        call, made = wrap(step), []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            result = call(torch.randn(4, 1, 4, 4, dtype=DOUBLE), torch.tensor([0, 1, 2, 0]))
+            results = list(result.values()) if isinstance(result, dict) else result
+            results = list(results) if isinstance(results, (tuple, list)) else [results]
+            made += [*results, *([] if kept.last is None else [kept.last]), *kept[-1:]]
+        shared = [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in made for b in made]
+        errors = []
+        for each in made:
+            if each.requires_grad:
+                with pytest.raises(RuntimeError) as caught:
+                    each.sum().backward()
+                errors.append(str(caught.value)[:60])
+        return made, shared, errors, [p.detach().clone() for p in model.parameters()], call
+
+    ours, theirs = run(compile_api.compile), run(lambda step: step)
+    assert [x.requires_grad for x in ours[0]] == [x.requires_grad for x in theirs[0]]
+    torch.testing.assert_close([x.detach() for x in ours[0]], [x.detach() for x in theirs[0]])
+    assert ours[1:3] == theirs[1:3]
+    torch.testing.assert_close(ours[3], theirs[3])
+    assert ours[4].report().verdict == "compiled", ours[4].report()
+
+
+def test_a_batch_of_tangents_is_left_to_eager_for_its_call():
+    """``is_grads_batched`` calls the backward pass with tensors that stand for a batch; later passes are compiled."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    compiled, x = compile_api.compile(model), torch.randn(2, 4, requires_grad=True)
+    unit = torch.eye(6).view(6, 2, 3)
+    for _ in range(2):
+        with pytest.warns(compile_api.CompileWarning, match="batch of tangents") if _ == 0 else nullcontext():
+            (ours,) = torch.autograd.grad(compiled(x), x, unit, is_grads_batched=True)
+        (theirs,) = torch.autograd.grad(model(x), x, unit, is_grads_batched=True)
+        torch.testing.assert_close(ours, theirs)
+    ours, theirs = (torch.autograd.grad(call(x).sum(), x) for call in (compiled, model))
+    torch.testing.assert_close(ours, theirs)
+    (record,) = compiled.report().fallbacks
+    assert "report" not in (record.todo or "") and "internal" not in record.reason

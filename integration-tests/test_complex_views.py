@@ -68,3 +68,53 @@ def test_strides_of_copies_of_lazy_views(view, scatter, layout) -> None:
     assert ours.stride() == theirs.stride()
     assert torch.equal(ours.resolve_conj(), theirs.resolve_conj())
     assert compiled.report().graphs and not compiled.report().fallbacks
+
+
+def _written_copy(z):
+    whole = z.clone()
+    return whole, whole.conj().resolve_conj().mul_(2)
+
+
+RESOLVED = {
+    "conjugate": lambda z: (z.conj().resolve_conj(),),
+    "turned": lambda z: (z @ z.conj().t(), z.conj().t().resolve_conj(), z.mH.resolve_conj()),
+    "written": _written_copy,
+    "twice": lambda z: (z.conj().conj().resolve_conj(), z.conj().view(-1).resolve_conj(), z.resolve_conj()),
+    "parts": lambda z: (z.conj().imag.resolve_neg(), z.conj().imag.resolve_conj(), z.conj().real.resolve_neg()),
+    "other bit": lambda z: (z.conj().resolve_neg(), (-z.conj().imag).resolve_neg()),
+    "functions": lambda z: (torch.resolve_conj(z.conj()[0]), torch.resolve_neg(z.conj().imag)),
+    "operators": lambda z: (torch.ops.aten.resolve_conj(z.conj()), torch.ops.aten.resolve_neg.default(z.conj().imag)),
+    "physical": lambda z: (torch.conj_physical(z.conj()), z.conj_physical()),
+    "as pairs": lambda z: (torch.view_as_real(z.conj().resolve_conj()), torch.view_as_real(z)),
+    "real numbers": lambda z: (z.abs().resolve_conj(), z.abs().resolve_neg()),
+}
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("name", RESOLVED)
+def test_resolved_conjugates_and_negatives_are_copies(name, needs_gradient) -> None:
+    """Of a view that only its reader computes; of other tensors they are the tensor itself."""
+
+    def outcome(call):
+        z = torch.tensor([[1 + 1j, 2 - 3j], [4j, 5 + 1j]], requires_grad=needs_gradient)
+        results = call(z)
+        seen = [
+            (r.is_conj(), r.is_neg(), r.stride(), r.untyped_storage().data_ptr() == z.untyped_storage().data_ptr())
+            for r in results
+        ]
+        numbers = [r.detach().resolve_conj().resolve_neg().clone() for r in results]
+        if needs_gradient:
+            sum((r.abs().sum() for r in results if r.requires_grad), torch.zeros(())).backward()
+        return seen, [*numbers, z.detach()] + ([z.grad] if needs_gradient else [])
+
+    compiled = compile_api.compile(RESOLVED[name], fullgraph=True)
+    (seen, numbers), (expected_seen, expected) = outcome(compiled), outcome(RESOLVED[name])
+    assert seen == expected_seen
+    for ours, theirs in zip(numbers, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert compiled.report().verdict == "compiled"
+
+
+def test_pairs_of_a_conjugate_that_was_not_made() -> None:
+    with pytest.raises(RuntimeError, match="unresolved conjugated"):
+        compile_api.compile(lambda z: torch.view_as_real(z.conj()) * 1)(torch.tensor([1 + 2j]))

@@ -27,6 +27,18 @@ def written(x):
     return y
 
 
+def routed(x):
+    weights, experts = x.topk(2)
+    rows, which = torch.where(experts == 0)
+    return x[rows] * weights[rows, which, None]
+
+
+def unused(x):
+    found = torch.nonzero(x > 0)
+    found[1:] + 1
+    return found * 2
+
+
 PROGRAMS = {
     "a number": (lambda x: x * x.sum().item() + 1, [(x,) for x in ROWS]),
     "a whole number": (lambda x, t: x * t.item() + 1, [(X, t) for t in COUNTS]),
@@ -53,6 +65,9 @@ PROGRAMS = {
     "tolist": (lambda x: x[0] + x[0].tolist()[1], [(x,) for x in ROWS]),
     "unique": (lambda x: torch.unique(x.long()) + 1, [(x * 3,) for x in ROWS]),
     "repeated": (lambda x, t: x.repeat_interleave(t, 0) + 1, [(X, torch.arange(6) % n) for n in (6, 2, 1)]),
+    "two results on both sides": (routed, [(x,) for x in ROWS]),
+    "places of a column": (lambda x: x[torch.nonzero(x[:, 0] > 0)[:, 0]] + 1, [(x,) for x in ROWS]),
+    "unused": (unused, [(x,) for x in ROWS]),
     "checked": (checked, [(X, t) for t in COUNTS[:3:2]]),
 }
 
@@ -207,3 +222,11 @@ def test_such_an_operator_breaks_elsewhere_and_says_why():
     torch.testing.assert_close(compiled(x), CUSTOM["one"](x))
     (found,) = compiled.report().breaks
     assert "QB02" in found.reason and "sizes_of_data" in found.reason
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("program", [lambda t, flag: t - flag, lambda t, flag: flag - t], ids=["left", "right"])
+def test_an_operator_that_eager_refuses_is_no_arithmetic_on_numbers(program, flag):
+    compiled = compile_api.compile(program, options={"data_dependent": True})
+    with pytest.raises(RuntimeError, match="bool"):
+        compiled(torch.tensor(2), flag)

@@ -82,6 +82,17 @@ def test_elements(name, dtype):
     agree(ELEMENTS[name], numbers, lambda: torch.ones(3, dtype=dtype))
 
 
+FLOATS = (1.5, 2.5, -3.5, 1e5, float("inf"), 4.5, float("nan"), -1e6, 1e39, -float("inf"), 1e300, 5.5, 6.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("name", [name for name in ELEMENTS if name not in ("pad", "operand", "set")])
+def test_floats_as_elements(name, dtype):
+    """Numbers that are symbols from the second call on, too: those beyond the type are errors, infinities are not."""
+    report = agree(ELEMENTS[name], FLOATS, lambda: torch.ones(3, dtype=dtype))
+    assert len(report.recompiles) < 7  # the number is a symbol
+
+
 class Endless(torch.nn.Module):
     def forward(self, x):
         return self(x)

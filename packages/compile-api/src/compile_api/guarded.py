@@ -15,7 +15,7 @@ from prims.artefact import Artefact, NotPortable, child_of, restore
 from prims.coding import decoded, encoded
 from prims.collectives import exchanges
 from prims.eager import leave_to_eager
-from prims.errors import InvalidData, QuintetError, Refused, StoredGraphError
+from prims.errors import InvalidData, QuintetError, Refused, StoredGraphError, Unsupported
 from prims.generators import RandomState
 from prims.ir import Envelope
 from prims.ir.blame import blaming
@@ -104,7 +104,7 @@ class Guarded:
     An error that eager raises too is the program's own and is raised as eager raises it.
     """
 
-    __slots__ = ("__weakref__", "_env", "_stored", "compiled", "drawn", "filled", "options", "proved", "report")
+    __slots__ = ("__weakref__", "_env", "_stored", "compiled", "drawn", "options", "proved", "report", "said")
 
     def __init__(
         self, compiled: Callable[..., Any], env: Envelope | bytes, drawn: frozenset[torch.device], options: Options,
@@ -117,7 +117,7 @@ class Guarded:
         self.report = report
         self.proved = False
         self._stored: Callable[..., Any] | None = None  # what the artefact was made of
-        self.filled = False  # memory was full once, which the report then says
+        self.said = False  # the report has why a call was left to eager alone
 
     @property
     def env(self) -> Envelope:
@@ -184,10 +184,11 @@ class Guarded:
         try:
             results = self.compiled(*inputs)
         except Exception as error:
-            if self._raises(error):
+            batched = _is_batched(inputs)
+            if not batched and self._raises(error):
                 raise
             before.put_back()
-            failure = error
+            failure = Unsupported(_BATCHED) if batched else error
         else:
             if not self.proved:
                 self.proved = True
@@ -207,9 +208,11 @@ class Guarded:
     def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:
         """The results by the eager graph, which takes over if it succeeds; its error is the program's own.
 
-        After running out of memory it serves for this call only: there may be more the next time.
+        After running out of memory it serves for this call only: there may be more the next time. So it does for a
+        batch of tangents.
         """
         full = isinstance(error, torch.OutOfMemoryError)
+        once = full or _is_batched(inputs)
         _let_go(error)
         if full:
             generated = sys.modules.get("inductor_gen")  # no import here: another thread may be compiling
@@ -218,13 +221,25 @@ class Guarded:
         eager = eager_graph(self.env)
         with torch.no_grad():
             results = eager(*inputs)
-        if not full:
+        if not once:
             self.compiled = eager
             self.proved = True
-        if not (full and self.filled):
-            fall_back("run", error, self.options, self.report, refuses=not full)
-        self.filled = self.filled or full
+        if not (once and self.said):
+            todo = _FOR_THIS_CALL if once and not full else None
+            fall_back("run", error, self.options, self.report, refuses=not once, todo=todo)
+        self.said = self.said or once
         return results
+
+
+_FOR_THIS_CALL = "Such a call runs eagerly, later ones run compiled code again."
+_BATCHED = "gradients for a batch of tangents at once (is_grads_batched, functional.jacobian with vectorize)"
+
+
+def _is_batched(inputs: Sequence[Any]) -> bool:
+    """Whether autograd calls a backward pass for many tangents at once, by tensors that stand for a batch."""
+    kinds = torch._C._functorch
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    return any(kinds.is_legacy_batchedtensor(x) or kinds.is_batchedtensor(x) for x in tensors)
 
 
 def load(artefact: Artefact, options: Options, report: Report | None) -> Guarded:

@@ -127,8 +127,8 @@ class Capture:
         self.bodies: list[tuple[torch.fx.Graph, int, GraphBreak]] = []
         #: The results of vmapped functions that have a batch as their first dimension, by their identity.
         self.batched: dict[int, Value] = {}
-        #: Whether a backward pass in the region has freed what it needed.
-        self.frees = False
+        #: Whether a backward pass has been run in the region, which may have freed what it needed.
+        self.went_back = False
         #: What is written or read when the graph has run, for which the region may have to end earlier.
         self.written: list[EarlierEnd] = []
         #: Leaves that the region has frozen, by their identity, as they were before.
@@ -442,7 +442,7 @@ class Capture:
         if globals_ is self.request.globals:
             return Source("global_", None, name)
         owner = globals_.get("__name__")
-        if isinstance(owner, str) and rules.is_library_name(owner):
+        if isinstance(owner, str) and rules.is_library_name(owner) and not rules.is_state(owner, globals_, name):
             self.guards.read_global(globals_, name, globals_[name])
             return None
         return Source("item", Source("constant", None, (globals_,)), name)
@@ -450,11 +450,12 @@ class Capture:
     def module_attribute_source(self, module: Any, name: str, source: Source | None) -> Source | None:
         """The source of ``module.name``; None for the standard library's modules and torch's.
 
-        But for torch's functions, which programs do replace (attention by one of their own, say), and for the state of
-        the process in ``sys``.
+        But for torch's functions, which programs do replace (attention by one of their own, say), for what functions of
+        such a module assign, and for the state of the process in ``sys``.
         """
         if rules.is_library_name(module.__name__) and module is not sys:
-            if module not in _PATCHED or not isinstance(getattr(module, name), _FUNCTIONS):
+            stays = module not in _PATCHED or not isinstance(getattr(module, name), _FUNCTIONS)
+            if stays and not (name in vars(module) and rules.is_state(module.__name__, vars(module), name)):
                 self.guards.read_attribute(module, name, getattr(module, name))
                 return None
             source = None  # one node for all files that have the module under a name of theirs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bytecode import BinaryOp, Bytecode, Instr
@@ -67,7 +67,7 @@ class Plan:
         self._source_index: dict[int, int] = {}
         self._open: set[int] = set()
         #: Outputs, by their identity, that need a gradient, but have had their backward pass in the region.
-        self.spent: frozenset[int] = frozenset()
+        self.spent: Mapping[int, str] = {}
         #: Outputs, by their identity, that the region has made leaves of autograd.
         self.own_leaves: frozenset[int] = frozenset()
         #: New values that are built, existing ones and outputs.
@@ -274,7 +274,8 @@ class CodeGen:
         index = self.plan.output_index(value)
         if index is None:
             raise AssertionError(f"{value.describe()} was not planned as an output")
-        around = spent if id(value) in self.plan.spent else own_leaf if id(value) in self.plan.own_leaves else None
+        reason = self.plan.spent.get(id(value))
+        around = spent if reason is not None else own_leaf if id(value) in self.plan.own_leaves else None
         if around is not None:
             self.begin_call(around)
         self.emit("LOAD_FAST", "___out")
@@ -283,8 +284,10 @@ class CodeGen:
             self.emit("BINARY_OP", BinaryOp.SUBSCR)  # type: ignore[attr-defined]
         else:
             self.emit("BINARY_SUBSCR")
+        if reason is not None:
+            self.load_const(reason)
         if around is not None:
-            self.end_call(1)
+            self.end_call(1 if reason is None else 2)
 
     # --- the whole ----------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from dynamo_capture.values.picks import note_write
 from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
 from dynamo_capture.values.sharded import ShardedTensorValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
-from dynamo_capture.values.tensor_state import has_names
+from dynamo_capture.values.tensor_state import has_names, may_be_copied
 from prims.errors import DataDependentError, QuintetError, UserError
 from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
@@ -297,9 +297,10 @@ class GraphBuilder:
         except RecursionError as error:
             raise GraphBreak("QB13", f"Python's limit was reached in {_name_of(fn)}") from error
         except Exception as error:
-            again = self._with_ints(fn, args, kwargs, method, partial(as_ints, self.tx)) if self.tx.unbacked else None
-            if again is not None:
-                return again
+            if self.tx.unbacked and not (getattr(fn, "__module__", None) == "_operator" and fn is not operator.getitem):
+                again = self._with_ints(fn, args, kwargs, method, partial(as_ints, self.tx))
+                if again is not None:
+                    return again
             if type(error) is IndexError and by_position:
                 raise self.tx.observed(IndexError(_no_such_row(error, *examples))) from None  # ends a walk, as eager's
             raise _end_of_graph(fn, error) from error
@@ -318,8 +319,10 @@ class GraphBuilder:
         if not written and not self._may_write(fn, examples, facts, uncounted):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))
-                if known is not None:
+                if known is not None and not may_be_copied(self.tx, fn, known):
                     return known  # the very argument, as x.contiguous() may give
+                if known is not None:
+                    result = result.view_as(result)
             elif not _has_graph_value(result):
                 if result is None and before and fn not in _STATE_SETTERS:
                     raise GraphBreak("QB03", f"{_name_of(fn)}, which returns nothing and is run for its effect")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import os
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ import torch
 import prims
 
 __all__ = ["GENERATOR_FLAGS", "is_c_enumeration", "is_library_class", "is_library_file", "is_library_name",
-           "is_users_file", "runs_around", "runs_without_hook", "skip_reason", "take_as_fixed"]  # fmt: skip
+           "is_set_anew", "is_state", "is_users_file", "runs_around", "runs_without_hook", "skip_reason",
+           "take_as_fixed"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -126,6 +129,69 @@ def _lives_in_library(cls: type) -> bool:
 def _is_library_module(module: types.ModuleType) -> bool:
     file = module.__dict__.get("__file__")
     return file is None or is_library_file(file)
+
+
+#: A library's module -> the names in it that its own functions assign.
+_STATE: dict[str, frozenset[str]] = {}
+_ASSIGNING = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_NO_STATE = (
+    types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype, torch.layout,
+    torch.memory_format, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace,
+)  # fmt: skip
+_WITH_CODE = (types.FunctionType, staticmethod, classmethod, property)
+
+
+def is_state(module: str, globals_: dict[str, Any], name: str) -> bool:
+    """Whether a name of a library's module is one that its functions give other values, by ``global``.
+
+    Modules, functions, classes and the like are not, though a function may set them once they are needed.
+    """
+    if isinstance(globals_[name], _NO_STATE):
+        return False
+    found = _STATE.get(module)
+    if found is None:
+        found = _STATE[module] = frozenset(_set_anew(globals_))
+    return name in found
+
+
+def is_set_anew(globals_: dict[str, Any], name: str) -> bool:
+    """Whether a function of the module has ``global name``, and sets or deletes it."""
+    return any(name == other for other in _set_anew(globals_))
+
+
+def _set_anew(globals_: dict[str, Any]) -> Iterator[str]:
+    for value in list(globals_.values()):
+        for code in _codes(value, globals_):
+            yield from _assigned(code)
+
+
+def _codes(value: Any, globals_: dict[str, Any]) -> Iterator[types.CodeType]:
+    """The code of a module's function, whatever is wrapped around it, or of its class's functions."""
+    if isinstance(value, type):
+        inner = vars(value)
+        if inner.get("__module__") == globals_.get("__name__"):
+            for one in list(inner.values()):
+                if isinstance(one, _WITH_CODE):
+                    yield from _codes(one, globals_)
+        return
+    if isinstance(value, property):
+        for accessor in (value.fget, value.fset, value.fdel):
+            yield from _codes(accessor, globals_)
+        return
+    while isinstance(value, _WITH_CODE):
+        if isinstance(value, types.FunctionType) and value.__globals__ is globals_:
+            yield value.__code__
+        value = getattr(value, "__wrapped__", None)
+
+
+def _assigned(code: types.CodeType) -> Iterator[str]:
+    if not _ASSIGNING.isdisjoint(code.co_code[::2]):  # caches look like instructions here
+        for instruction in dis.get_instructions(code):
+            if instruction.opcode in _ASSIGNING:
+                yield instruction.argval
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _assigned(inner)
 
 
 def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:

@@ -237,7 +237,7 @@ def _finish(
     for (setter, *leading), (at_entry, now) in tx.modes.items():
         if at_entry != now and not says_nothing_to_graphs(setter):
             builder.state_call(setter, [*leading, at_entry])
-    plan.spent = let_go_of_spent(tx, plan.outputs) if tx.frees else frozenset()
+    plan.spent = let_go_of_spent(tx, plan.outputs, brk is None) if tx.went_back else {}
     plan.own_leaves = let_go_of_own_leaves(tx, plan.outputs)
     builder.finish(plan.outputs)
     name = request.code.co_qualname.replace(".<locals>", "")

@@ -423,3 +423,39 @@ class TestObjectsOfTorch:
 
 
 LENGTH = [0]
+
+
+class Plain:
+    pass
+
+
+_setter, _appender, _initialiser = object.__setattr__.__get__, list.append.__get__, Plain.__init__.__get__
+
+
+def _by_a_global(x):
+    made = Plain()
+    _setter(made)("field", x)
+    return made.field * 2
+
+
+def _by_name(x):
+    made = Plain()
+    object.__setattr__.__get__(made, Plain)("field", x)
+    return made.field * 2
+
+
+def _on_a_list(x):
+    made = []
+    _appender(made)(x)
+    return made[0] * 2
+
+
+def _of_init(x):
+    _initialiser(Plain())()
+    return x * 2
+
+
+@pytest.mark.parametrize("fn", [_by_a_global, _by_name, _on_a_list, _of_init])
+def test_methods_in_c_that_the_program_binds(capture, fn):
+    """As the frozen classes of attrs set their fields."""
+    assert capture(fn)(torch.ones(2)).tolist() == [2, 2]

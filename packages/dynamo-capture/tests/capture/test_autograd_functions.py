@@ -440,3 +440,41 @@ def test_a_number_that_is_symbolic_reaches_the_backward(capture, numbers):
         Times.apply(y, a).sin().sum().backward()
         torch.testing.assert_close(x.grad, y.grad)
     assert len(c.graphs) == 2
+
+
+class Inner(Function):
+    """Keeps a graph of its own for its backward, as reversible and implicit layers do."""
+
+    @staticmethod
+    def forward(ctx, x, saved, way):
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            y = way(inner)
+        if saved:
+            ctx.save_for_backward(inner, y)
+        else:
+            ctx.inner, ctx.y = inner, y
+        ctx.saved = saved
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx, g):
+        inner, y = ctx.saved_tensors if ctx.saved else (ctx.inner, ctx.y)
+        (gradient,) = torch.autograd.grad(y, inner, g)
+        return gradient, None, None
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("way", [torch.sin, torch.exp, torch.square], ids=lambda way: way.__name__)
+def test_a_backward_that_differentiates_what_the_forward_made(capture, way, saved):
+    def program(x):
+        return Inner.apply(x, saved, way) * 2
+
+    compiled = capture(program)
+    for _ in range(2):
+        ours, theirs = (torch.arange(3.0).requires_grad_() for _ in range(2))
+        result, expected = compiled(ours), program(theirs)
+        torch.testing.assert_close(result, expected)
+        result.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)

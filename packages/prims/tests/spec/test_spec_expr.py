@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -244,3 +247,27 @@ def test_a_float_by_its_bits():
         assert e.evaluate({"s0": bits}) == 2 * x
         assert E.substitute(e, {s: E.const(bits)}) is E.fconst(2 * x)
     assert E.float_of_bits(E.bits_of_float(float("nan"))) != E.float_of_bits(E.bits_of_float(float("nan")))
+
+
+def test_bounds_of_minima_and_maxima() -> None:
+    """Every value of random expressions is within their bounds, and a minimum is at most each of its operands."""
+    from prims.spec.ranges import interval
+
+    u, v = E.symbol("u"), E.symbol("v")
+    within = {u: (0, 6), v: (1, 5)}
+    draw = random.Random(0)
+
+    def expression(depth: int) -> Any:
+        if depth == 0 or draw.random() < 0.3:
+            return draw.choice([u, v, E.const(draw.randint(-3, 5))])
+        a, b = expression(depth - 1), expression(depth - 1)
+        return draw.choice([E.minimum, E.maximum, E.add, E.sub, lambda a, b: E.mul(a, draw.randint(-2, 3))])(a, b)
+
+    for _ in range(1000):
+        e = expression(5)
+        low, high = interval(e, within.get)
+        values = [e.evaluate({"u": a, "v": b}) for a in range(7) for b in range(1, 6)]
+        assert low <= min(values) and max(values) <= high, e
+    unknown = {u: (0, math.inf)}
+    assert interval(E.sub(E.minimum(u, E.maximum(0, E.sub(u, 1))), u), unknown.get)[1] == 0
+    assert interval(E.sub(E.maximum(u, 7), u), unknown.get)[0] == 0

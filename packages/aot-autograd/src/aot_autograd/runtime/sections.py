@@ -159,6 +159,9 @@ def _divided(env: Envelope, made: dict[Node, list[Made]]) -> list[Section]:
     for node in reversed(nodes):
         for x in needs[node] - alone:
             latest[x] = min(latest[x], latest[node])
+    for node in nodes:
+        if node.target is operator.getitem and node not in alone:  # what has several results hands over each apart
+            latest[node] = latest[node.args[0]]  # type: ignore[index]
     sections = [Section() for _ in range(count)]
     for node in nodes:
         section = sections[latest[node]]

@@ -197,6 +197,9 @@ def _settle(outcome: Outcome, values: list[Any]) -> None:
             if storage.base is None:
                 raise Unsupported("results are views of a tensor whose shape was changed in place")
             bases[id(storage)] = _add_output(outcome, storage.base)
+            if not any(member.requires_grad for member in groups[id(storage)]):
+                # Nobody goes back through it, and where the program has done so itself, nobody can.
+                outcome.tensors[-1] = _without_history(storage.base)
         _alias_of_output(outcome, position, values[position], bases[id(storage)])
     _alias_repeats(outcome)
     _nest_views(outcome, values)
@@ -298,6 +301,12 @@ def _check_history(tensor: torch.Tensor, base: torch.Tensor | None) -> None:
     detached = any(step.func is aten.detach.default for step in state_of(tensor).chain)
     if tensor.requires_grad and (detached or base is None or not base.requires_grad):
         raise Unsupported("a detached view was written with values that need a gradient, and is a result")
+
+
+def _without_history(tensor: torch.Tensor) -> torch.Tensor:
+    plain = abstract_from_spec(state_of(tensor).spec)
+    plain._aot_state = state_of(tensor)  # type: ignore[attr-defined]
+    return plain
 
 
 def _alias_of_output(outcome: Outcome, position: int, tensor: torch.Tensor, base: int) -> None:
@@ -441,6 +450,22 @@ def finish_inference(outcome: Outcome) -> Envelope:
     return _envelope(outcome, [*outcome.nodes, *sizes], descs)
 
 
+def _differentiated(
+    results: list[torch.Tensor], inputs: list[torch.Tensor], cotangents: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients of a program's results, of which there are none where it writes over what they need.
+
+    Raises:
+        Unsupported: it does. Eager says so when it is asked for the gradient, if ever.
+    """
+    try:
+        return list(torch.autograd.grad(results, inputs, cotangents, allow_unused=True))
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise Unsupported(f"a result has no gradient: {error}".partition(" Hint: ")[0]) from error
+
+
 def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
     """Have the tracer mark what the backwards of custom functions compute with the tangents that call each of them.
 
@@ -546,11 +571,8 @@ def finish_joint(outcome: Outcome) -> Joint:
         torch.autograd.set_multithreading_enabled(False), no_autocast(), formulas(), tracer,
     ):  # fmt: skip
         late = read_late(tracer, custom)
-        gradients = torch.autograd.grad(
-            [outcome.tensors[i] for i in tangents],
-            [program.leaves[i] for i in wanted],
-            cotangents,
-            allow_unused=True,
+        gradients = _differentiated(
+            [outcome.tensors[i] for i in tangents], [program.leaves[i] for i in wanted], cotangents
         )
     _mark_constants(tracer, cotangents, gradients, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.inputs_last(before - len(tangents), before)

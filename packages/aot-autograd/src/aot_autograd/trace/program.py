@@ -21,6 +21,7 @@ from aot_autograd.trace.attention import attention
 from aot_autograd.trace.checks import one_hot
 from aot_autograd.trace.control import call_control
 from aot_autograd.trace.scored import call_attention
+from aot_autograd.trace.special import READERS_OF_BITS
 from aot_autograd.trace.tracer import Tracer
 from prims.control import ControlFlow, ScoredAttention
 from prims.errors import Unsupported
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
 
 #: What is called instead of a function that the program names.
-_STAND_INS = {F.scaled_dot_product_attention: attention, F.one_hot: one_hot}
+_STAND_INS = {F.scaled_dot_product_attention: attention, F.one_hot: one_hot, **READERS_OF_BITS}
 
 
 #: What makes tensors of Python's numbers: of a symbolic one PyTorch takes the lower 32 bits.
@@ -251,6 +252,8 @@ def _run(gm: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) 
     if node.op == "call_function":
         return _STAND_INS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
     if node.op == "call_method":
+        if node.target in READERS_OF_BITS:
+            return READERS_OF_BITS[node.target](*args, **kwargs)
         return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]
     return gm.get_submodule(node.target)(*args, **kwargs)  # type: ignore[arg-type]
 

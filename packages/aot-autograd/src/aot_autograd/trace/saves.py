@@ -79,7 +79,10 @@ def read_late(tracer: Tracer, nodes: Iterable[Any]) -> frozenset[int]:
         kept: list[Any] = getattr(node, "kept", None) or []
         for at, value in enumerate(kept):
             if hasattr(value, "_aot_state") and tracer.read(value).op == "placeholder":
-                found.add(state_of(value).storage.input_index)  # type: ignore[arg-type]
+                index = state_of(value).storage.input_index
+                if value.requires_grad and value.is_leaf and value is not tracer.input_tensors[index]:  # type: ignore[index]
+                    continue  # a leaf that the program has made of it, whose gradient the backward asks for
+                found.add(index)  # type: ignore[arg-type]
                 kept[at] = tracer.pure(torch.ops.aten.clone.default, (value,), {})
                 tracer.read(kept[at]).meta["late"] = True
     return frozenset(found)

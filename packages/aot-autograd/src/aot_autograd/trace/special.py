@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aot_autograd.trace.tracer import Tracer
     from prims.spec import TensorSpec
 
-__all__ = ["HANDLERS", "handles"]
+__all__ = ["HANDLERS", "READERS_OF_BITS", "handles"]
 
 aten = torch.ops.aten
 
@@ -125,8 +125,8 @@ def _neg_view(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return tracer.view_step(args[0], ViewStep(aten.neg.default, (), {}, spec, spec))
 
 
-def _is_lazy(chain: tuple[ViewStep, ...]) -> bool:
-    """Whether eager's tensor is a conjugate or a negative that only its reader makes."""
+def _lazy(chain: tuple[ViewStep, ...]) -> tuple[bool, bool]:
+    """Whether eager's tensor is a conjugate, and whether it is a negative, that only its reader makes."""
     conjugate, parts, negative = False, False, False
     for step in chain:
         if step.func is aten.conj_physical.default:
@@ -137,13 +137,44 @@ def _is_lazy(chain: tuple[ViewStep, ...]) -> bool:
             conjugate, parts = False, conjugate
         elif step.func is aten.select.int and parts:
             parts, negative = False, negative != (step.args[1] == 1)
-    return conjugate or negative
+    return conjugate, negative
+
+
+def _lazy_of(x: Any) -> tuple[bool, bool]:
+    state = getattr(x, "_aot_state", None)
+    return (False, False) if state is None else _lazy(state.chain)
+
+
+def resolve_conj(input: Any) -> Any:
+    """``torch.resolve_conj``: a conjugate that only its reader makes is made, in memory of its own."""
+    return input.clone() if _lazy_of(input)[0] else torch.resolve_conj(input)
+
+
+def resolve_neg(input: Any) -> Any:
+    """``torch.resolve_neg``, likewise of a negative."""
+    return input.clone() if _lazy_of(input)[1] else torch.resolve_neg(input)
+
+
+def view_as_real(input: Any) -> Any:
+    """``torch.view_as_real``, which of a conjugate that only its reader makes is an error in eager."""
+    if _lazy_of(input)[0]:
+        raise Unsupported("view_as_real of a conjugate that has not been resolved")
+    return torch.view_as_real(input)
+
+
+#: What is called instead of functions and methods that look at bits which abstract tensors have none of.
+READERS_OF_BITS: dict[Any, Callable[..., Any]] = {
+    spelling: reader
+    for reader in (resolve_conj, resolve_neg, view_as_real)
+    for packet in (getattr(aten, reader.__name__),)
+    for spelling in (reader.__name__, getattr(torch, reader.__name__), packet, packet.default)
+}
 
 
 @handles("select_scatter.default", "slice_scatter.default", "diagonal_scatter.default", "as_strided_scatter.default")
 def _scattered(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """A copy with the strides of the memory that is copied, which of a lazy view is memory of its own."""
-    if not _is_lazy(_state(args[0]).chain):
+    if not any(_lazy(_state(args[0]).chain)):
         return NotImplemented
     return tracer.pure(func, (tracer.pure(aten.clone.default, (args[0],), {}), *args[1:]), kwargs)
 

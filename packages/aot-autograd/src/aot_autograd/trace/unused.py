@@ -75,7 +75,8 @@ def _check_sizes(node: torch.fx.Node, func: torch._ops.OpOverload) -> None:
     specs = [source.meta["spec"] for source in node.all_input_nodes] or [node.meta["spec"]]
     if not all(isinstance(s, TensorSpec) and s.device.type == "cpu" for s in specs):
         return
-    if sum(int(_number(s.numel())) for s in specs) > LIMIT:
+    sizes = [_number(s.numel()) for s in specs]
+    if None in sizes or sum(map(int, sizes)) > LIMIT:  # none of what only the data say
         return
     refused: Exception | None = None
     for fill in (0, 1):  # an index that exists, a divisor that is not zero

@@ -86,7 +86,7 @@ def _backward(
         raise _refuse("with create_graph, to a leaf with hooks")
     retain = given.get("retain_graph", ConstantValue(None)).realize().const()
     retain = create if retain is None else retain
-    tx.frees |= not retain
+    tx.went_back = True
     tx.side.epoch += 1  # where autograd refuses, it may have freed some of what a later pass needs
     options: dict[str, Value] = {"retain_graph": ConstantValue(retain), "allow_unused": ConstantValue(True)}
     if create:

@@ -86,11 +86,11 @@ class AttachBackward:
         needed = sorted({at for read in reads.values() for at in read}.union(own.positions if own else ()))
         saved_at = [at for at in needed if at in saved]
         kept_at = [at for at in needed if at not in saved]
-        first = inputs + results
+        first = self._first = inputs + results
 
         def forward(ctx: Any, *args: Any) -> Any:
             outs = tuple(out.detach() for out in args[inputs:first])
-            given = (*args[:inputs], *outs, *args[first:])
+            given = (*args[:inputs], *outs, *args[first].values)
             ctx.save_for_backward(*[given[at] for at in saved_at])
             ctx.kept = [given[at] for at in kept_at]
             ctx.mark_non_differentiable(*[outs[i] for i in plain])
@@ -117,7 +117,7 @@ class AttachBackward:
     def __call__(self, *args: Any) -> Any:
         if self.is_hook and type(args[0]) is torch.Tensor:
             return self._hooked(args)
-        return self.function.apply(*args)
+        return self.function.apply(*args[: self._first], _Others(args[self._first :]))
 
     def _hooked(self, args: Any) -> tuple[torch.Tensor]:
         read = [args[at] for at in self._read_by_hook]
@@ -127,6 +127,13 @@ class AttachBackward:
 
     def __repr__(self) -> str:
         return self.__name__
+
+
+class _Others:
+    """Tensors that a backward reads, out of autograd's sight: the function is no function of them."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
 
 
 class Hooked(torch.autograd.Function):

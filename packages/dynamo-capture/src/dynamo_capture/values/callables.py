@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["BuiltinValue", "CMethodValue", "ClassValue", "HandlerValue", "MethodHandlerValue", "PyModuleValue"]
 
 
+_SLOTS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
 class _FixedValue(Value):
     """An object that is guarded by identity and never changes as far as capture sees."""
 
@@ -80,8 +83,19 @@ class BuiltinValue(_FixedValue):
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "__call__":
             return self
+        if name == "__get__" and isinstance(self.obj, _SLOTS):
+            return MethodHandlerValue(self._bind, name, self)
         found = tx.exact(getattr, self.obj, name)
         return tx.from_python(found, self.source and self.source.attr(name))
+
+    def _bind(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """``object.__setattr__.__get__(instance)``, by which attrs sets the fields of frozen instances."""
+        owner = args[0].realize() if args else None
+        if owner is None or len(args) > 2 or kwargs or not issubclass(owner.pytype, self.obj.__objclass__):
+            raise GraphBreak("QB03", f"{self.describe()}.__get__ with arguments that it does not take")
+        if isinstance(owner, ConstantValue) and owner.value is None:
+            raise GraphBreak("QB03", f"{self.describe()}.__get__ of None")
+        return _BoundSlot(owner, self.obj, self.obj.__name__)
 
     def describe(self) -> str:
         name = getattr(self.obj, "__qualname__", None) or getattr(self.obj, "__name__", None) or repr(self.obj)
@@ -162,6 +176,15 @@ class CMethodValue(Value):
 
     def describe(self) -> str:
         return f"the C method {self.name!r} of {self.owner.describe()}"
+
+
+class _BoundSlot(CMethodValue):
+    """A C method that a program has bound itself, of an object of any class."""
+
+    __slots__ = ()
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return tx.call_builtin(self.descriptor, [self.owner, *args], kwargs)
 
 
 def _bind(descriptor: Any, owner: Any) -> Any:

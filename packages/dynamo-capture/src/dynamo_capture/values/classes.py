@@ -145,13 +145,19 @@ def full_name(cls: type) -> str:
     raise AssertionError(f"{cls} is a class of {other.__name__}")
 
 
+_PLAIN_DATA = frozenset((bool, int, float, str, type(None)))
+_HEAP_TYPE = 1 << 9
+
+
 def class_source(owner: type, name: str) -> Source | None:
     """The source of a user's class attribute; None for the classes of libraries, which are taken as fixed.
 
-    Their ``forward`` is not: it is what those who quantise or instrument a model replace.
+    Their ``forward`` is not: it is what those who quantise or instrument a model replace. Nor is what is plain data:
+    defaults for all instances, which ``Distribution.set_default_validate_args`` sets, say.
     """
-    is_forward = name == "forward" and isinstance(owner.__dict__.get(name), types.FunctionType)
-    if is_library_class(owner) and not is_forward:
+    found = owner.__dict__.get(name)
+    may_change = type(found) in _PLAIN_DATA or name == "forward" and isinstance(found, types.FunctionType)
+    if is_library_class(owner) and not (may_change and owner.__flags__ & _HEAP_TYPE):
         return None
     return Source("dict_attr", Source("constant", None, (owner,)), name)
 

@@ -331,8 +331,7 @@ def _grad(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         where = "with hooks that the region has set on tensors from outside" if tx.hooked else "in inference mode"
         raise _refuse(f"torch.autograd.grad {where}")
     check_history(tx, outputs, inputs)
-    if not (options.get("retain_graph") or options.get("create_graph")):
-        tx.frees = True
+    tx.went_back = True
     tx.side.epoch += 1  # where autograd refuses, it may have freed some of what a later pass needs
     named: dict[str, Value] = {name: ConstantValue(value) for name, value in options.items() if value is not None}
     return tx.graph_call(gradient, [ListValue(list(outputs)), ListValue(list(inputs)), ListValue(seeds)], named)

@@ -17,7 +17,6 @@ What the forward has read, and has left in the context, is no such read. Of libr
 
 from __future__ import annotations
 
-import dis
 import enum
 import math
 import re
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name
+from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name, is_set_anew
 from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import Held
@@ -175,7 +174,7 @@ class LaterReads:
         if is_library_name(globals_.get("__name__")):
             return
         found = _ABSENT if builtin else self._object(name, value, globals_.get(name, _ABSENT))
-        if found is not _ABSENT and _is_set_anew(globals_, name):
+        if found is not _ABSENT and is_set_anew(globals_, name):
             raise self._brk(f"the global variable {name!r}, which a function sets anew")
         self._globals.append((globals_, name, self._tx.side.global_value(globals_, name)))
         self._note(globals_.get, (name, _ABSENT), found, f"the global variable {name!r}", (id(globals_), name))
@@ -312,28 +311,3 @@ def _held(value: Value) -> list[Value]:
 def _inside(value: Value) -> list[Any]:
     """What a value of the region holds."""
     return [value.content] if isinstance(value, CellValue) else _held(value)
-
-
-def _is_set_anew(globals_: dict[str, Any], name: str) -> bool:
-    """Whether a function of the module has ``global name``, and sets or deletes it."""
-    seen: set[int] = set()
-    stack: list[Any] = list(globals_.values())
-    while stack:
-        obj = stack.pop()
-        if isinstance(obj, types.CodeType):
-            if name in obj.co_names and any(
-                inst.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") and inst.argval == name
-                for inst in dis.get_instructions(obj)
-            ):
-                return True
-            stack += [const for const in obj.co_consts if isinstance(const, types.CodeType)]
-        elif isinstance(obj, types.FunctionType) and obj.__globals__ is globals_:
-            stack.append(obj.__code__)
-        elif isinstance(obj, (staticmethod, classmethod)):
-            stack.append(obj.__func__)
-        elif isinstance(obj, type) and id(obj) not in seen and vars(obj).get("__module__") == globals_.get("__name__"):
-            seen.add(id(obj))
-            stack += vars(obj).values()
-    return False
-
-

@@ -25,12 +25,19 @@ if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
     from dynamo_capture.values.tensor import TensorValue
 
-__all__ = ["STATE", "has_names", "tensor_state"]
+__all__ = ["STATE", "has_names", "may_be_copied", "tensor_state"]
 
 #: Bits of an input's dispatch keys, which are guarded.
 _KEYS = frozenset(("is_conj", "is_neg", "is_inference"))
 #: Those of them that computing may set.
 _COMPLEX = frozenset(("is_conj", "is_neg"))
+#: What gives the tensor itself where it does not have a bit, and a copy of it where it has: the question for the bit.
+_RESOLVES = {
+    spelling: question
+    for name, question in (("resolve_conj", "is_conj"), ("resolve_neg", "is_neg"))
+    for packet in (getattr(torch.ops.aten, name),)
+    for spelling in (name, getattr(torch, name), packet, packet.default)
+}
 _AUTOGRAD = frozenset(("is_leaf", "grad_fn", "output_nr", "retains_grad"))
 _COUNTERS = frozenset(("_version", "_base", "_is_view", "_use_count", "_cdata"))
 #: The attributes and methods without arguments that :func:`tensor_state` answers.
@@ -60,6 +67,16 @@ def tensor_state(tx: Capture, tensor: TensorValue, name: str) -> Value:
         return ConstantValue(tensor.example._is_view())
     changed = tensor.real_tensor is None or tensor.example.is_inference() or tensor.example._version
     raise GraphBreak("QB06", f"Tensor.{name}", leaves="callers" if changed else None)
+
+
+def may_be_copied(tx: Capture, fn: Any, tensor: TensorValue) -> bool:
+    """Whether a function that gave a tensor's stand-in may give a copy of the tensor: the stand-in has no bits."""
+    question = _RESOLVES.get(fn)
+    if question is None or question == "is_conj" and not tensor.example.dtype.is_complex:
+        return False
+    if tensor.real_tensor is not None:
+        return bool(getattr(tensor.real_tensor, question)())
+    return question == "is_conj" or _any_input(tx, question) or any(map(_is_complex, tx.graph.graph.nodes))
 
 
 def _any_input(tx: Capture, question: str) -> bool:

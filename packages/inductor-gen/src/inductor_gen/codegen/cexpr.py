@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from collections.abc import Callable, Iterable
@@ -24,6 +25,8 @@ __all__ = ["Names", "prelude", "storage_type"]
 #: Integers up to this stand in the text; larger ones are parameters, so that kernels serve several sizes.
 LITERAL = 16
 
+_SINGLES = (torch.float32, torch.float64)
+
 
 def storage_type(dtype: torch.dtype) -> str:
     """The C type of an element in memory."""
@@ -37,6 +40,7 @@ class Names:
     """
 
     QUOTIENT = "/"
+    GIVEN_NUMBERS = True  # numbers that the text gains nothing from are parameters
     NEGATED = "q_neg{bits}({x})"
     EXTREMES = {"min": "(({a}) < ({b}) ? ({a}) : ({b}))", "max": "(({a}) > ({b}) ? ({a}) : ({b}))"}
     convert = staticmethod(templates.c_convert)
@@ -197,6 +201,8 @@ class Names:
                 if v.dtype == torch.int64 and isinstance(v.attr, int) and abs(v.attr) > LITERAL:
                     # such as the place of a layer's random numbers: layers that differ in it alone share a kernel
                     return self.number(self.param(ex.const(v.attr)), v)
+                if self.GIVEN_NUMBERS and v.dtype in _SINGLES and not _is_plain(float(v.attr)):
+                    return f"(({self.type_of(v)}){self.param(ex.fconst(v.attr))})"
                 return self.literal(v)
             case "size":
                 return self.number(self.size(v.attr), v)
@@ -341,6 +347,12 @@ def _may_be_contracted(v: Val) -> bool:
             seen.add(v.id)
             stack += v.args[1:] if v.op == "where" else v.args if v.op == "convert" else ()
     return False
+
+
+def _is_plain(number: float) -> bool:
+    """Whether a compiler may make something of a number that it sees: of special values, powers of two and small whole
+    numbers. Others are often counts of elements, or made of them, in which kernels differ that are equal otherwise."""
+    return not math.isfinite(number) or abs(math.frexp(number)[0]) in (0, 0.5) or abs(number) in range(LITERAL)
 
 
 def _is_place(v: Val) -> bool:

@@ -82,6 +82,7 @@ class TritonNames(Names):
     """Names of one Triton kernel; ``wide`` says that positions are 64-bit."""
 
     QUOTIENT = "//"
+    GIVEN_NUMBERS = False  # a number in a register may cost more than another kernel
     NEGATED = "(-{x})"
     EXTREMES = {"min": "tl.minimum({a}, {b})", "max": "tl.maximum({a}, {b})"}
     convert = staticmethod(templates.triton_convert)

@@ -211,7 +211,7 @@ class _Tracer:
         if is_whole_division(node.op, node.dtype):
             low, high = _limits(args[1], self.body.space)
             args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
-        if node.op in _COMPARISONS and operand in HALVES and not any(a.op == "const" for a in args):
+        if operand in HALVES and _tells_roundings(node.op, args):
             args = tuple(a if _held(a) else self.val("rounded", (a,), operand) for a in args)
         found = self.val(node.op, args, node.dtype)
         if found.number is None:
@@ -293,6 +293,15 @@ def _held(v: Val) -> bool:
     if v.op in ("load", "const", "convert", "rounded"):
         return True
     return v.op in _NEVER_ROUNDED and all(_held(a) for a in v.args if a.dtype == v.dtype)
+
+
+def _tells_roundings(op: str, args: tuple[Val, ...]) -> bool:
+    """Whether an operator of 16-bit values is likely to give another answer for what has not been rounded: equal to a
+    number, too large for the type, or equal to what was rounded. Orders beside a plain number are not worth it."""
+    if op not in _COMPARISONS:
+        return op == "isinf"
+    numbers = [float(a.attr) for a in args if a.op == "const"]
+    return not numbers or op in ("eq", "ne") or any(not abs(n) < torch.finfo(args[0].dtype).max for n in numbers)
 
 
 _ANY = 1 << 62

@@ -295,6 +295,8 @@ class Wrapper:
             return self.expr(e.args[0])
         if not e.is_float:
             return self.expr(e)
+        if e.is_const:
+            return str(bits_of_float(e.value))
         name = self.packed.get(e)  # many kernels take the same ones, as an optimizer's do
         if name is None:
             name = self.packed[e] = f"q{len(self.packed)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from prims.spec.sym import Sym
+from prims.spec.sym import Sym, SymFloat
 from prims.spec.tensorspec import TensorSpec
 
 __all__ = ["checking_numbers"]
@@ -51,9 +51,12 @@ def checking_numbers(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_place(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a number can be an element; of a symbolic int it is asked, and guarded, where its type is narrower."""
+    """Whether a number can be an element; of a symbolic one it is asked, and guarded, where its type is narrower."""
     if dtype is torch.bool or dtype.is_complex or isinstance(value, (bool, complex)):
         return True
+    if isinstance(value, SymFloat):
+        # What only the data say is not asked: it would end the graph.
+        return dtype is torch.float64 or value.hint is None or _float_has_place(value, dtype)
     if isinstance(value, Sym):
         if dtype in (torch.int64, torch.float64, torch.float32, torch.bfloat16) or not value.is_int():
             return True
@@ -70,6 +73,14 @@ def _has_place(value: Any, dtype: torch.dtype) -> bool:
     # An int that is negative counts from the end of a type without signs.
     low = -info.max if info.min == 0 and not isinstance(value, float) else info.min
     return _within(value, low, info.max)
+
+
+def _float_has_place(value: SymFloat, dtype: torch.dtype) -> bool:
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return _within(value, float(info.min), float(info.max))
+    limit = torch.finfo(dtype).max
+    return _within(value, -limit, limit) or not bool(abs(value) < math.inf)
 
 
 def _within(value: Any, low: Any, high: Any) -> bool:

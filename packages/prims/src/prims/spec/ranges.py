@@ -56,6 +56,11 @@ def _mod(a: Interval, b: Interval) -> Interval:
 
 def interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
     """Bounds of an expression, both inclusive; ``of_atom`` tells what is known of an atom beyond its operands."""
+    found = _bounds(e, of_atom)
+    return _by_choice(e, found, of_atom) if e.kind == "poly" else found
+
+
+def _bounds(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
     kind = e.kind
     if kind == "const":
         return e.args[0], e.args[0]
@@ -74,24 +79,41 @@ def _interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
         for mono, coeff in e.terms:
             term: Interval = (coeff, coeff)
             for atom, p in mono:
-                term = multiply(term, _power(interval(atom, of_atom), p))
+                term = multiply(term, _power(_bounds(atom, of_atom), p))
             low += term[0]
             high += term[1]
         return low, high
     if kind == "floordiv":
-        return _floordiv(interval(e.args[0], of_atom), interval(e.args[1], of_atom))
+        return _floordiv(_bounds(e.args[0], of_atom), _bounds(e.args[1], of_atom))
     if kind == "mod":
-        return _mod(interval(e.args[0], of_atom), interval(e.args[1], of_atom))
+        return _mod(_bounds(e.args[0], of_atom), _bounds(e.args[1], of_atom))
     if kind in ("min", "max"):
         pick = min if kind == "min" else max
-        parts = [interval(a, of_atom) for a in e.args]
+        parts = [_bounds(a, of_atom) for a in e.args]
         return pick(p[0] for p in parts), pick(p[1] for p in parts)
     if kind == "ite":
-        x, y = interval(e.args[1], of_atom), interval(e.args[2], of_atom)
+        x, y = _bounds(e.args[1], of_atom), _bounds(e.args[2], of_atom)
         return min(x[0], y[0]), max(x[1], y[1])
     if e.is_float:
         return _float_interval(e, of_atom)
     return EVERYTHING
+
+
+def _by_choice(e: Expr, known: Interval, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+    """Tighter bounds of a polynomial with a minimum or maximum, which is at most or at least what each operand would
+    make of it: ``min(a, b) - a`` is at most 0."""
+    low, high = known
+    for mono, coeff in e.terms:
+        if len(mono) != 1 or mono[0][1] != 1 or mono[0][0].kind not in ("min", "max"):
+            continue
+        atom = mono[0][0]
+        others = E.sub(e, E.mul(atom, coeff))
+        bounds = [_bounds(E.add(others, E.mul(operand, coeff)), of_atom) for operand in atom.args]
+        if (atom.kind == "min") == (coeff > 0):
+            high = min(high, *(bound[1] for bound in bounds))
+        else:
+            low = max(low, *(bound[0] for bound in bounds))
+    return low, high
 
 
 def _float_interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
@@ -100,7 +122,7 @@ def _float_interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Inte
     if kind == "fconst":
         value = e.args[0]
         return EVERYTHING if math.isnan(value) else (value, value)
-    parts = [interval(x, of_atom) for x in e.args]
+    parts = [_bounds(x, of_atom) for x in e.args]
     a = parts[0]
     if kind == "tofloat":
         return EVERYTHING if e.args[0].is_bool else a

@@ -118,3 +118,26 @@ def test_resolved_conjugates_and_negatives_are_copies(name, needs_gradient) -> N
 def test_pairs_of_a_conjugate_that_was_not_made() -> None:
     with pytest.raises(RuntimeError, match="unresolved conjugated"):
         compile_api.compile(lambda z: torch.view_as_real(z.conj()) * 1)(torch.tensor([1 + 2j]))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, w: (x * w * 1j).abs().sum(),
+        lambda x, w: (torch.relu((x * w).real) + 1j * torch.relu((x * w).imag)).abs().sum(),
+        lambda x, w: ((2 - 1j) * w.real * 1j / (x * w)).abs().sum(),
+        lambda x, w: (w ** (1 + 2j)).abs().sum() + (w - 1j).abs().sum() + (1j - w).abs().sum(),
+    ],
+    ids=["product", "parts", "quotient", "power and sums"],
+)
+def test_gradients_inside_through_numbers_of_the_program(loss, dtype) -> None:
+    """A Python number in a product is conjugated in the gradient."""
+    torch.manual_seed(0)
+    w, x = torch.randn(3, dtype=dtype, requires_grad=True), torch.randn(3, dtype=dtype)
+
+    def program(x):
+        return torch.autograd.grad(loss(x, w), w)[0]
+
+    compiled = compile_api.compile(program, fullgraph=True)
+    torch.testing.assert_close(compiled(x), program(x))

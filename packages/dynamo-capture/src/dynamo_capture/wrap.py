@@ -22,7 +22,7 @@ from dynamo_capture.sources import Source
 from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.arrays import array, is_array
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
+from dynamo_capture.values.callables import BuiltinValue, ClassValue, DisabledValue, PyModuleValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import (
     TupleValue,
@@ -81,7 +81,7 @@ def wrap(tx: Capture, obj: Any, source: Source | None) -> Value:
     if handler is None:
         handler = _by_base_class(obj, cls)
     value = handler(tx, obj, source)
-    if value.mutable:
+    if value.mutable and handler is not _compiled:  # that is the value of the original
         if tx.later is not None and not isinstance(obj, (torch.Tensor, tuple)):
             tx.later.of_object(obj, source)
         tx.remember(obj, value)
@@ -356,7 +356,7 @@ def _compiled(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _disabled(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
-    return HandlerValue(functools.partial(disabled_call, why=reason_of(obj)), "disabled function")
+    return DisabledValue(functools.partial(disabled_call, why=reason_of(obj)), "disabled function", obj)
 
 
 def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:

@@ -459,3 +459,34 @@ def _of_init(x):
 def test_methods_in_c_that_the_program_binds(capture, fn):
     """As the frozen classes of attrs set their fields."""
     assert capture(fn)(torch.ones(2)).tolist() == [2, 2]
+
+
+class WithCompiled:
+    def __init__(self):
+        self.weight = torch.full((2,), 2.0)
+
+    def compiled(self, x):
+        return x * self.weight
+
+    def disabled(self, x):
+        return x + self.weight
+
+    compiled = dynamo_capture.optimize(compiled, lambda gm, inputs: gm.forward)
+    disabled = dynamo_capture.disable(disabled)
+
+
+@pytest.mark.parametrize(
+    ("fn", "breaks"),
+    [
+        (lambda x, o: o.compiled(x.sin()).cos(), 0),
+        (lambda x, o: (lambda call: call(x) + WithCompiled.compiled(o, x))(o.compiled), 0),
+        (lambda x, o: o.disabled(x.sin()).cos(), 1),
+    ],
+    ids=["method", "of the class, too", "disabled"],
+)
+def test_methods_that_were_compiled_or_disabled(capture, fn, breaks):
+    compiled, o = capture(fn, strict=False), WithCompiled()
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(2), o), fn(torch.ones(2), o))
+    assert len(compiled.report.breaks) == breaks
+    assert not compiled.report.recompiles

@@ -28,12 +28,16 @@ from dynamo_capture.values.classes import (
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.dicts import ProxyValue
 from dynamo_capture.values.enums import iterate_members, member_by_name, members
+from dynamo_capture.wrappers import is_wrapper
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["BuiltinValue", "CMethodValue", "ClassValue", "HandlerValue", "MethodHandlerValue", "PyModuleValue"]
+__all__ = [
+    "BuiltinValue", "CMethodValue", "ClassValue", "DisabledValue", "HandlerValue", "MethodHandlerValue",
+    "PyModuleValue",
+]  # fmt: skip
 
 
 _SLOTS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -125,6 +129,24 @@ class HandlerValue(Value):
 
     def describe(self) -> str:
         return f"the method {self.name!r}"
+
+
+class DisabledValue(HandlerValue):
+    """A function under ``disable()``, which outside of capture is itself."""
+
+    __slots__ = ("obj",)
+
+    def __init__(
+        self, handler: Callable[[Any, list[Value], dict[str, Value]], Value], name: str, obj: Any
+    ) -> None:
+        super().__init__(handler, name)
+        self.obj = obj
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load_const(self.obj)
+
+    def describe(self) -> str:
+        return "a function under disable()"
 
 
 class MethodHandlerValue(HandlerValue):
@@ -321,6 +343,8 @@ class ClassValue(_FixedValue):
         guard_found(tx, self.obj, name, found, owner)
         if type(found) is Held:
             return found.value  # type: ignore[no-any-return]
+        if is_wrapper(found):  # which says that it is a function
+            return tx.from_python(found, class_source(owner, name))
         if isinstance(found, types.FunctionType):
             return tx.function(found, class_source(owner, name))
         if isinstance(found, staticmethod):

@@ -21,6 +21,7 @@ from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.wrappers import is_wrapper
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -215,6 +216,8 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
     guard_found(tx, cls, name, found, owner)
     if kind is Held:
         return found.value  # type: ignore[no-any-return]
+    if is_wrapper(found):  # a compiled or disabled function, which binds as a function does
+        return MethodValue(value, tx.from_python(found, class_source(owner, name)).realize())
     if kind is property or (issubclass(kind, property) and kind.__get__ is property.__get__):
         if not isinstance(found.fget, types.FunctionType):
             raise GraphBreak("QB06", f"property {name!r} of {cls.__name__}")

@@ -141,6 +141,15 @@ def number(x: Any, dtype: torch.dtype) -> Any:
     return float(x) if dtype.is_floating_point else int(x)
 
 
+def element(x: Any, dtype: torch.dtype) -> Any:
+    """A number as an element of a tensor: of a float that is a symbol a whole type takes the whole part."""
+    if type(x).__name__ == "SymFloat" and not dtype.is_floating_point:
+        if dtype == torch.bool:
+            raise unsupported("a float that changes as an element of a tensor of bools")
+        return x.trunc()
+    return number(x, dtype)
+
+
 def rounded(x: Any, dtype: torch.dtype) -> Any:
     """A Python number rounded to a reduced-precision dtype, as eager does before it compares."""
     if dtype in REDUCED and isinstance(x, (int, float)):
@@ -289,7 +298,7 @@ def chosen_device(device: Any) -> torch.device:
 def full_like(p: Any, x: Value, value: Any, dtype: torch.dtype | None = None) -> Value:
     """A constant of a value's shape, dtype and device."""
     dtype = dtype or x.dtype
-    return p.full(tuple(x.shape), number(value, dtype), dtype, x.device)
+    return p.full(tuple(x.shape), element(value, dtype), dtype, x.device)
 
 
 def required(p: Any, x: Value, holds: Value) -> Value:

@@ -12,6 +12,7 @@ from prims.decomp.common import (
     REDUCED,
     Value,
     broadcast_shapes,
+    element,
     expand,
     float_dtype,
     full_like,
@@ -578,7 +579,7 @@ def where(p: Any, condition: Value, self: Any, other: Any) -> Value:
 @decomposition("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def masked_fill(p: Any, self: Value, mask: Value, value: Any) -> Value:
     """`value` where the mask is true; the result has self's dtype."""
-    fill = to_dtype(p, value, self.dtype) if is_value(value) else number(value, self.dtype)
+    fill = to_dtype(p, value, self.dtype) if is_value(value) else element(value, self.dtype)
     return choose(p, mask, fill, self)
 
 

@@ -12,6 +12,7 @@ from prims.decomp.common import (
     Size,
     Value,
     chosen_device,
+    element,
     full_like,
     iota_along,
     is_value,
@@ -33,7 +34,7 @@ def _strided(layout: Any, pin_memory: Any, dtype: torch.dtype) -> None:
 def _filled(p: Any, size: Sequence[Size], value: Any, default: torch.dtype | None, kw: dict[str, Any]) -> Value:
     dtype = kw.get("dtype") or default or torch.get_default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
-    return p.full(tuple(size), number(value, dtype), dtype, chosen_device(kw.get("device")))
+    return p.full(tuple(size), element(value, dtype), dtype, chosen_device(kw.get("device")))
 
 
 @decomposition("aten.full.default")

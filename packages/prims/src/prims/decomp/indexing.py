@@ -11,6 +11,7 @@ from prims.decomp.common import (
     Size,
     Value,
     broadcast_shapes,
+    element,
     expand,
     full_like,
     iota_along,
@@ -319,7 +320,7 @@ def index_fill(p: Any, self: Value, dim: int, index: Value, value: Any) -> Value
 
 def full_like_0d(p: Any, x: Value, value: Any) -> Value:
     """A number as a 0-dim value of x's dtype."""
-    return p.full((), number(value, x.dtype), x.dtype, x.device)
+    return p.full((), element(value, x.dtype), x.dtype, x.device)
 
 
 @decomposition("aten.masked_scatter.default")

@@ -204,7 +204,9 @@ def alias(x: TensorSpec, *args: Any) -> TensorSpec:
 
 
 @meta_rule("aten._conj.default", "aten._neg_view.default", "aten.conj.default", "aten.resolve_conj.default")
-def conj(x: TensorSpec) -> TensorSpec:
+def conj(x: TensorSpec | complex) -> TensorSpec:
+    if not isinstance(x, TensorSpec):  # a Python number of the program's, in the derivative of a product with it
+        return TensorSpec((), torch.tensor(x).dtype, torch.device("cpu"), ())
     return x
 
 

@@ -174,6 +174,7 @@ enum CheckKind {
     CHECK_GLOBAL_STATE,
     CHECK_CALL,
     CHECK_SUBCLASSES,
+    CHECK_TOGETHER,
 };
 
 struct TensorMeta;
@@ -293,6 +294,7 @@ PyObject *guard_check_contains(GuardTree *self, PyObject *args, PyObject *kwargs
 PyObject *guard_check_tensor(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_same(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_distinct(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_together(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_no_overlap(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_shape(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_global_state(GuardTree *self, PyObject *args, PyObject *kwargs);

@@ -764,6 +764,7 @@ static PyMethodDef tree_methods[] = {
     CHECK_METHOD(check_lambda),
     CHECK_METHOD(check_same),
     CHECK_METHOD(check_distinct),
+    CHECK_METHOD(check_together),
     CHECK_METHOD(check_no_overlap),
     CHECK_METHOD(check_shape),
     CHECK_METHOD(check_global_state),

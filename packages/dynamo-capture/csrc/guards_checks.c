@@ -295,6 +295,23 @@ guard_check_distinct(GuardTree *self, PyObject *args, PyObject *kwargs)
 }
 
 PyObject *
+guard_check_together(GuardTree *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"nodes", "fn", "text", "reason", NULL};
+    PyObject *nodes, *fn;
+    Words words = {NULL, NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OO:check_together", names, &nodes, &fn, &words.text,
+                                     &words.reason)) {
+        return NULL;
+    }
+    PyObject *result = add_nodes_check(self, CHECK_TOGETHER, nodes, words);
+    if (result != NULL) {
+        self->checks[self->nchecks - 1].object = Py_NewRef(fn);
+    }
+    return result;
+}
+
+PyObject *
 guard_check_no_overlap(GuardTree *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"written", "others", "text", "reason", NULL};

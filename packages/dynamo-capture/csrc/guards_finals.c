@@ -314,6 +314,23 @@ shape_holds(const GuardTree *tree, const Check *check, PyObject **slots)
 }
 
 static int
+together_holds(const GuardTree *tree, const Check *check, PyObject **slots)
+{
+    PyObject *values = PyTuple_New(check->number);
+    for (Py_ssize_t i = 0; values != NULL && i < check->number; i++) {
+        PyTuple_SET_ITEM(values, i, Py_NewRef(slots[tree->nodes[check->nodes[i]].slot]));
+    }
+    PyObject *result = values != NULL ? PyObject_Call(check->object, values, NULL) : NULL;
+    Py_XDECREF(values);
+    if (result == NULL) {
+        return -1;
+    }
+    int holds = PyObject_IsTrue(result);
+    Py_DECREF(result);
+    return holds;
+}
+
+static int
 check_final(const GuardTree *tree, Check *check, PyObject **slots)
 {
     switch (check->kind) {
@@ -329,6 +346,8 @@ check_final(const GuardTree *tree, Check *check, PyObject **slots)
         return state_meta_check(check->state);
     case CHECK_SUBCLASSES:
         return guard_subclasses_hold(check);
+    case CHECK_TOGETHER:
+        return together_holds(tree, check, slots);
     default: {
         PyObject *value = PyObject_CallNoArgs(check->pointer);
         if (value == NULL) {

@@ -237,6 +237,11 @@ final_check_text(GuardTree *tree, const Check *check)
         text = inner != NULL ? PyUnicode_FromFormat("distinct(%U)", inner) : NULL;
         Py_XDECREF(inner);
         return text;
+    case CHECK_TOGETHER:
+        inner = node_paths(tree, check, ", ");
+        text = inner != NULL ? PyUnicode_FromFormat("%R(%U)", check->object, inner) : NULL;
+        Py_XDECREF(inner);
+        return text;
     case CHECK_NO_OVERLAP:
         inner = node_paths(tree, check, ", ");
         text = inner != NULL ? PyUnicode_FromFormat("the first %zd share no memory with the others: %U",

@@ -302,6 +302,10 @@ class GuardTree:
         self, nodes: Sequence[int], *, text: str | None = None, reason: str | None = None
     ) -> None:
         """All these objects are different objects."""
+    def check_together(
+        self, nodes: Sequence[int], fn: Callable[..., bool], *, text: str | None = None, reason: str | None = None
+    ) -> None:
+        """`fn(*nodes)` is true; an `Exception` from it fails the guard."""
     def check_no_overlap(
         self,
         written: Sequence[int],

@@ -311,6 +311,10 @@ class _Reader:
         """Different objects."""
         self._sets.append((frozenset(self.at[node] for node in row.args[0]),))
 
+    def check_together(self, row: Row) -> None:
+        """A function of several objects, which is told by its text."""
+        self._checks.add(hash((row.method, *(self.at[node] for node in row.args[0]), row.kwargs["text"])))
+
     def check_no_overlap(self, row: Row) -> None:
         """Tensors that share no memory."""
         self._sets.append(tuple(frozenset(self.at[node] for node in nodes) for nodes in row.args))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
     from dynamo_capture.sources import Source
 
-__all__ = ["condition_of", "guard_floats"]
+__all__ = ["condition_of", "condition_of_numbers", "guard_floats"]
 
 #: Steps from an object to one within: the kind of each, and its key.
 Steps: TypeAlias = tuple[tuple[str, Any], ...]
@@ -37,7 +37,7 @@ _NAMED = re.compile(r"float\('(-?(?:inf|nan))'\)")
 def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, GraphInput]) -> None:
     """Guard that conditions hold, whose symbols are the bits of floats; ``inputs`` are by symbol.
 
-    A condition on the bits themselves fixes its floats, and so does one that is no Python function of one object.
+    A condition on the bits themselves fixes its floats.
     """
     compared, groups = [], []
     for expr in conditions:
@@ -49,11 +49,14 @@ def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, Grap
             compared.append((text, names))
     for conditions_of in _by_variable(tx, compared, inputs):
         used = sorted({name for _, names in conditions_of for name in names})
-        root, readers = _readers(tx, [inputs[name].source.base for name in used])  # type: ignore[misc]
-        if root is None:
-            groups += [names for _, names in conditions_of]
-            continue
+        sources = [inputs[name].source.base for name in used]
+        root, readers = _readers(tx, sources)  # type: ignore[arg-type]
         text = " and ".join(f"({text})" for text, _ in conditions_of)
+        if root is None:  # of several variables
+            condition = condition_of_numbers(text, tuple(used))
+            tx.guards.made(condition, condition_of_numbers, text, tuple(used))
+            tx.guards.together(sources, condition, text)  # type: ignore[arg-type]
+            continue
         given = text, tuple(used), readers
         condition = condition_of(*given)
         tx.guards.made(condition, condition_of, *given)
@@ -80,15 +83,28 @@ def condition_of(text: str, names: Sequence[str], paths: Sequence[Steps]) -> Cal
         text: an expression of numbers.
         names: what it calls the floats, in the order of the paths.
     """
-    if _STRANGE.search(text) or not all(map(str.isidentifier, names)):
-        raise ValueError(f"a condition on floats is {text[:80]!r}")
-    compute = eval(f"lambda {', '.join(names)}: {text}", {"__builtins__": {}, **_FUNCTIONS})
+    of_numbers = condition_of_numbers(text, names)
     readers = [_reader(path) for path in paths]
 
     def holds(root: Any) -> bool:
         try:
-            return bool(compute(*[read(root) for read in readers]))
-        except (ArithmeticError, ValueError, LookupError, AttributeError, TypeError):
+            return of_numbers(*[read(root) for read in readers])
+        except (LookupError, AttributeError, TypeError):
+            return False
+
+    return holds
+
+
+def condition_of_numbers(text: str, names: Sequence[str]) -> Callable[..., bool]:
+    """The condition on some floats, as a function of them; ``text`` and ``names`` as in :func:`condition_of`."""
+    if _STRANGE.search(text) or not all(map(str.isidentifier, names)):
+        raise ValueError(f"a condition on floats is {text[:80]!r}")
+    compute = eval(f"lambda {', '.join(names)}: {text}", {"__builtins__": {}, **_FUNCTIONS})
+
+    def holds(*numbers: float) -> bool:
+        try:
+            return bool(compute(*numbers))
+        except (ArithmeticError, ValueError, TypeError):
             return False
 
     return holds

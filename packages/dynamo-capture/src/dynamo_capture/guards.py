@@ -310,6 +310,11 @@ class GuardSet:
         if (node := self._new("predicate", source, text, text)) is not None:
             self.tree.check_lambda(node, fn, text=text, reason=self._reason())
 
+    def together(self, sources: Sequence[Source], fn: Callable[..., bool], text: str) -> None:
+        """``fn(*sources)``, a last resort."""
+        self.guards.append(Guard("predicate", ", ".join(map(str, sources)), text, self._where()))
+        self.tree.check_together([s.node(self.tree) for s in sources], fn, text=text, reason=self._reason())
+
     def is_there(self, source: Source) -> None:
         """The path leads to an object, whatever it is; nothing holds it."""
         self.predicate(source, _is_there, f"{source} is there")

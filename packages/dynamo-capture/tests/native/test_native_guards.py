@@ -283,6 +283,28 @@ def test_same_and_distinct(native):
     assert not holds(tree, x, x, x)
 
 
+def test_together(native):
+    """A function of several values: false, and every exception but those that end a program, fails the guard."""
+    tree = native.GuardTree()
+    a, _, c = (tree.local(i) for i in range(3))
+    order = lambda x, y: x < y
+    tree.check_together([a, c], order, text="a < c")
+    assert holds(tree, 1, None, 2)
+    assert not holds(tree, 2, None, 1)
+    assert not holds(tree, "1", None, 2)
+
+    def stop(*values):
+        raise KeyboardInterrupt
+
+    ended = native.GuardTree()
+    ended.check_together([ended.local(0), ended.local(1)], stop)
+    with pytest.raises(KeyboardInterrupt):
+        holds(ended, 1, 2)
+    before = sys.getrefcount(order)
+    del tree
+    assert sys.getrefcount(order) == before - 1
+
+
 @pytest.mark.parametrize("n", [2, 16, 17, 200, 1500])
 def test_distinct_of_many(native, n):
     tree = native.GuardTree()

@@ -151,7 +151,8 @@ ACCESSORS = frozenset((
 CHECKS = frozenset((
     "check_type", "check_id", "check_equals", "check_len", "check_dict_keys", "check_contains",
     "check_no_instance_attr", "check_set", "check_tensor", "check_lambda", "check_same", "check_distinct",
-    "check_no_overlap", "check_shape", "check_global_state", "check_call", "check_class_attr", "check_mro",
+    "check_together", "check_no_overlap", "check_shape", "check_global_state", "check_call", "check_class_attr",
+    "check_mro",
     "check_function", "check_subclasses",
 ))  # fmt: skip
 _LOGGED = ACCESSORS | CHECKS | {"collect"}

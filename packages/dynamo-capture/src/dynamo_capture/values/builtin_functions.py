@@ -29,6 +29,7 @@ from dynamo_capture.values.classes import find, lookup
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, TupleValue, is_plain_namedtuple
+from dynamo_capture.values.elementary import elementary_function, is_finite
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
 from dynamo_capture.values.heaps import HEAPS
@@ -120,9 +121,9 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
         raise GraphBreak("QB02", f"{fn.__name__}() of a tensor")
     if "key" in kwargs:
         raise GraphBreak("QB07", f"{fn.__name__}() by a key")
+    if not kwargs and (found := elementary_function(tx, fn, realized)) is not None:
+        return found
     if len(realized) == 1 and isinstance(number := decided(tx, realized[0]), SymValue) and not kwargs:
-        if fn in _SYM_FUNCTIONS and is_finite(number) and (fn is not math.sqrt or number.example >= 0):
-            return tx.graph_call(_SYM_FUNCTIONS[fn], realized, kwargs)
         if fn in _SYM_SAFE and is_finite(number):
             return tx.graph_call(fn, realized, kwargs)
     return fold(tx, fn, list(realized), kwargs)
@@ -147,14 +148,6 @@ def _numbers(value: Value) -> Any:
     raise GraphBreak("QB09", f"a function of NumPy on {display(value)}")
 
 
-def is_finite(number: SymValue) -> bool:
-    """Whether a symbolic number is neither infinite nor NaN, of which Python makes no ints (guarded)."""
-    return number.pytype is not float or bool(abs(number.example) < math.inf)
-
-
-_SYM_FUNCTIONS: dict[Any, Any] = {
-    math.sqrt: torch._sym_sqrt, math.sin: torch._sym_sin, math.cos: torch._sym_cos,
-}  # fmt: skip
 _SYM_SAFE = frozenset((math.ceil, math.floor, math.trunc, abs, round))
 
 _OPERATORS: dict[Any, Any] = dict.fromkeys(arith.BINARY, "binary")

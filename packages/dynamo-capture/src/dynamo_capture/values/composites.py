@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 __all__ = [
     "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "batch_norm_at_a_rate", "body_of", "corrcoef", "cov", "cross_entropy",
-    "index_fill", "nll_loss", "of_float",
+    "index_fill", "nll_loss", "of_float", "of_floats",
 ]  # fmt: skip
 
 
@@ -55,6 +55,11 @@ def of_float(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
     if dtype is not None and not dtype.is_floating_point:
         return torch.full((), data, device=device).to(dtype)
     return torch.full((), data, dtype=torch.get_default_dtype() if dtype is None else dtype, device=device)
+
+
+def of_floats(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """A tensor of a list or tuple of numbers, of which some are symbolic floats."""
+    return torch.stack([of_float(number, dtype=dtype, device=device) for number in data])
 
 
 def batch_norm_at_a_rate(

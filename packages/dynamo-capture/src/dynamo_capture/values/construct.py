@@ -14,7 +14,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.builtin_functions import is_finite, make_super
+from dynamo_capture.values.builtin_functions import make_super
 from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import (
@@ -26,6 +26,7 @@ from dynamo_capture.values.containers import (
     named_fields,
 )
 from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.elementary import is_finite
 from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.getters import GETTERS, make_getter

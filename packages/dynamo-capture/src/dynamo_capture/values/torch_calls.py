@@ -20,7 +20,7 @@ from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.marks import graph_break, is_compiling
 from dynamo_capture.promises import is_assumed_constant, is_disabled_by_torch, substitute_of, why_disabled_by_torch
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.composites import TENSOR_MAKERS, batch_norm_at_a_rate, body_of, of_float
+from dynamo_capture.values.composites import TENSOR_MAKERS, batch_norm_at_a_rate, body_of, of_float, of_floats
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -191,6 +191,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
             return tensor_of(tx, fn, made_of, kwargs)
     if fn in TENSOR_MAKERS and len(args) == 1 and isinstance(number := args[0].realize(), SymValue):
         body = of_float if number.pytype is float and not kwargs.keys() - {"dtype", "device"} else body
+    if fn in (torch.tensor, torch.as_tensor) and len(args) == 1 and not kwargs.keys() - {"dtype", "device"}:
+        body = of_floats if _has_symbolic_floats(args[0].realize()) else body
     if body is not None:
         return tx.from_python(body).realize().call(tx, args, kwargs)
     if _reads_a_setting(fn) and all(a.realize().is_const for a in (*args, *kwargs.values())):
@@ -207,6 +209,21 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         if brk.number != "QB02" or not isinstance(fn, types.FunctionType) or fn.__module__ != "torch.nn.functional":
             raise
         return _seen_through(tx, fn, args, kwargs, brk)
+
+
+#: Numbers up to which a tensor of them is put together from one for each.
+_FEW = 32
+
+
+def _has_symbolic_floats(data: Value) -> bool:
+    """Whether it is a short list or tuple of plain numbers, symbolic floats among them."""
+    from dynamo_capture.values.containers import ListValue, TupleValue
+
+    if not isinstance(data, (ListValue, TupleValue)) or data.pytype not in (list, tuple) or len(data.items) > _FEW:
+        return False
+    items = [item.realize() for item in data.items]
+    plain = all(isinstance(x, SymValue) or type(x) is ConstantValue and type(x.value) in (int, float) for x in items)
+    return plain and any(isinstance(x, SymValue) and x.pytype is float for x in items)
 
 
 def _seen_through(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], brk: GraphBreak) -> Value:

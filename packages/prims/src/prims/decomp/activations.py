@@ -20,6 +20,7 @@ from prims.decomp.common import (
     number,
     operands,
     prod,
+    real,
     slice_dim,
     unsupported,
 )
@@ -171,7 +172,7 @@ def hardswish_backward(p: Any, grad_output: Value, self: Value) -> Value:
 @in_opmath
 def leaky_relu(p: Any, self: Value, negative_slope: Any = 0.01) -> Value:
     """x where x > 0, else slope * x."""
-    return p.where(p.gt(self, 0.0), self, p.mul(self, float(negative_slope)))
+    return p.where(p.gt(self, 0.0), self, p.mul(self, real(negative_slope)))
 
 
 @decomposition("aten.leaky_relu_backward.default")
@@ -179,15 +180,15 @@ def leaky_relu(p: Any, self: Value, negative_slope: Any = 0.01) -> Value:
 @in_opmath
 def leaky_relu_backward(p: Any, grad_output: Value, self: Value, negative_slope: Any, self_is_result: bool) -> Value:
     """grad where x > 0, else slope * grad."""
-    return p.where(p.gt(self, 0.0), grad_output, p.mul(grad_output, float(negative_slope)))
+    return p.where(p.gt(self, 0.0), grad_output, p.mul(grad_output, real(negative_slope)))
 
 
 @decomposition("aten.elu.default")
 @in_opmath
 def elu(p: Any, self: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
     """scale * x where x > 0, else scale * alpha * (exp(input_scale * x) - 1)."""
-    negative = p.mul(p.expm1(p.mul(self, float(input_scale))), float(alpha) * float(scale))
-    return p.where(p.gt(self, 0.0), p.mul(self, float(scale)), negative)
+    negative = p.mul(p.expm1(p.mul(self, real(input_scale))), real(alpha) * real(scale))
+    return p.where(p.gt(self, 0.0), p.mul(self, real(scale)), negative)
 
 
 @decomposition("aten.elu_backward.default")
@@ -198,13 +199,13 @@ def elu_backward(
 ) -> Value:
     """Gradient of elu from its input, or from its result."""
     x = self_or_result
-    positive = p.mul(grad_output, float(scale))
-    rate = float(input_scale) * float(alpha) * float(scale)
+    positive = p.mul(grad_output, real(scale))
+    rate = real(input_scale) * real(alpha) * real(scale)
     if is_result:
-        slope = p.mul(p.add(x, float(alpha) * float(scale)), float(input_scale))
+        slope = p.mul(p.add(x, real(alpha) * real(scale)), real(input_scale))
         negative = p.mul(grad_output, slope)
     else:
-        negative = p.mul(p.mul(grad_output, p.exp(p.mul(x, float(input_scale)))), rate)
+        negative = p.mul(p.mul(grad_output, p.exp(p.mul(x, real(input_scale)))), rate)
     return p.where(p.le(x, 0.0), negative, positive)
 
 
@@ -212,7 +213,7 @@ def elu_backward(
 @in_opmath
 def celu(p: Any, self: Value, alpha: Any = 1.0) -> Value:
     """x where x > 0, else alpha * (exp(x / alpha) - 1)."""
-    return p.where(p.gt(self, 0.0), self, p.mul(p.expm1(p.mul(self, 1.0 / alpha)), float(alpha)))
+    return p.where(p.gt(self, 0.0), self, p.mul(p.expm1(p.mul(self, 1.0 / alpha)), real(alpha)))
 
 
 @decomposition("aten.mish.default")
@@ -236,9 +237,9 @@ def mish_backward(p: Any, grad_output: Value, self: Value) -> Value:
 @in_opmath
 def softplus(p: Any, self: Value, beta: Any = 1, threshold: Any = 20) -> Value:
     """log(1 + exp(beta * x)) / beta, x itself where beta * x > threshold."""
-    scaled = p.mul(self, float(beta))
-    soft = p.div(p.log1p(p.exp(scaled)), float(beta))
-    return p.where(p.gt(scaled, float(threshold)), self, soft)
+    scaled = p.mul(self, real(beta))
+    soft = p.div(p.log1p(p.exp(scaled)), real(beta))
+    return p.where(p.gt(scaled, real(threshold)), self, soft)
 
 
 @decomposition("aten.softplus_backward.default")
@@ -246,10 +247,10 @@ def softplus(p: Any, self: Value, beta: Any = 1, threshold: Any = 20) -> Value:
 @in_opmath
 def softplus_backward(p: Any, grad_output: Value, self: Value, beta: Any, threshold: Any) -> Value:
     """grad * sigmoid(beta * x), grad itself where beta * x > threshold."""
-    scaled = p.mul(self, float(beta))
+    scaled = p.mul(self, real(beta))
     z = p.exp(scaled)
     soft = p.div(p.mul(grad_output, z), p.add(z, 1.0))
-    return p.where(p.gt(scaled, float(threshold)), grad_output, soft)
+    return p.where(p.gt(scaled, real(threshold)), grad_output, soft)
 
 
 def _log_sigmoid(p: Any, x: Value) -> Value:
@@ -293,7 +294,7 @@ def _log_sigmoid_backward(p: Any, grad_output: Value, self: Value) -> Value:
 @decomposition("aten.hardshrink.default")
 def hardshrink(p: Any, self: Value, lambd: Any = 0.5) -> Value:
     """0 inside [-lambd, lambd], x outside."""
-    inside = p.logical_and(p.ge(self, -float(lambd)), p.le(self, float(lambd)))
+    inside = p.logical_and(p.ge(self, -real(lambd)), p.le(self, real(lambd)))
     return p.where(inside, 0.0, self)
 
 
@@ -301,7 +302,7 @@ def hardshrink(p: Any, self: Value, lambd: Any = 0.5) -> Value:
 @in_one_shape
 def hardshrink_backward(p: Any, grad_out: Value, self: Value, lambd: Any) -> Value:
     """0 inside [-lambd, lambd], grad outside."""
-    inside = p.logical_and(p.ge(self, -float(lambd)), p.le(self, float(lambd)))
+    inside = p.logical_and(p.ge(self, -real(lambd)), p.le(self, real(lambd)))
     return p.where(inside, 0.0, grad_out)
 
 
@@ -312,7 +313,7 @@ decomposition("aten.softshrink_backward.default")(hardshrink_backward)
 @in_opmath
 def softshrink(p: Any, self: Value, lambd: Any = 0.5) -> Value:
     """x moved towards 0 by lambd (NaN stays)."""
-    bound = float(lambd)
+    bound = real(lambd)
     # Between the bounds a CPU keeps the sign of zero, a GPU does not.
     inside = p.mul(self, 0.0) if self.device.type == "cpu" else p.where(p.isnan(self), self, 0.0)
     low = p.where(p.lt(self, -bound), p.add(self, bound), inside)
@@ -375,7 +376,7 @@ def glu_backward(p: Any, grad_output: Value, self: Value, dim: int) -> Value:
 @in_opmath
 def logit(p: Any, self: Value, eps: float | None = None) -> Value:
     """log(x / (1 - x)), x clamped to [eps, 1 - eps] first when eps is given."""
-    x = self if eps is None else p.minimum(p.maximum(self, float(eps)), 1.0 - float(eps))
+    x = self if eps is None else p.minimum(p.maximum(self, real(eps)), 1.0 - real(eps))
     return p.log(p.div(x, p.sub(1.0, x)))
 
 
@@ -384,7 +385,7 @@ def logit(p: Any, self: Value, eps: float | None = None) -> Value:
 @in_opmath
 def logit_backward(p: Any, grad_output: Value, self: Value, eps: float | None = None) -> Value:
     """grad / (x * (1 - x)) inside the clamp, 0 outside (NaN outside [0, 1] when there is no clamp)."""
-    low, high = (0.0, 1.0) if eps is None else (float(eps), 1.0 - float(eps))
+    low, high = (0.0, 1.0) if eps is None else (real(eps), 1.0 - real(eps))
     inside = p.logical_and(p.ge(self, low), p.le(self, high))
     slope = p.div(grad_output, p.mul(self, p.sub(1.0, self)))
     return p.where(inside, slope, math.nan if eps is None else 0.0)

@@ -141,6 +141,13 @@ def number(x: Any, dtype: torch.dtype) -> Any:
     return float(x) if dtype.is_floating_point else int(x)
 
 
+def real(x: Any) -> Any:
+    """A number as a float; one that is a symbol stays one."""
+    if type(x).__name__ == "SymFloat":
+        return x
+    return x.sym_float() if type(x).__name__ == "Sym" else float(x)
+
+
 def element(x: Any, dtype: torch.dtype) -> Any:
     """A number as an element of a tensor: of a float that is a symbol a whole type takes the whole part."""
     if type(x).__name__ == "SymFloat" and not dtype.is_floating_point:

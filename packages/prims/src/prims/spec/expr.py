@@ -48,6 +48,7 @@ FLOAT_BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "fmax": max,
     "ffloordiv": operator.floordiv,
     "fmod": operator.mod,
+    "fatan2": math.atan2,
 }
 
 
@@ -82,6 +83,10 @@ FLOAT_UNARY: dict[str, Callable[[Any], Any]] = {
     "facos": math.acos,
     "fatan": math.atan,
     "flog2": math.log2,
+    "flog": math.log,
+    "flog1p": math.log1p,
+    "fexp": math.exp,
+    "fexpm1": math.expm1,
     "fsingle": round_to_single,
     "fround": lambda x: float(round(x)),
 }

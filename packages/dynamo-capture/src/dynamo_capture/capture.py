@@ -129,6 +129,8 @@ class Capture:
         self.batched: dict[int, Value] = {}
         #: Whether a backward pass has been run in the region, which may have freed what it needed.
         self.went_back = False
+        #: Tensors whose ``data`` are set when the graph has run, by identity: nothing else is done with them here.
+        self.renewed: dict[int, Value] = {}
         #: What is written or read when the graph has run, for which the region may have to end earlier.
         self.written: list[EarlierEnd] = []
         #: Leaves that the region has frozen, by their identity, as they were before.

@@ -35,7 +35,7 @@ from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_
 from dynamo_capture.values.picks import note_write
 from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
 from dynamo_capture.values.sharded import ShardedTensorValue
-from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.tensor import SymValue, TensorValue, check_renewed
 from dynamo_capture.values.tensor_state import has_names, may_be_copied
 from prims.errors import DataDependentError, QuintetError, UserError
 from prims.ir.nodes import call_node
@@ -564,7 +564,7 @@ class GraphBuilder:
         nodes, examples = [], []
         for value in values:
             value = value.realize()
-            if type(value) is TensorValue and value.node.graph is graph:
+            if type(value) is TensorValue and value.node.graph is graph and not self.tx.renewed:
                 node, example = value.node, value.example
             else:
                 node, example = self.lower(value)
@@ -583,6 +583,8 @@ class GraphBuilder:
         if kind is TensorValue:
             if value.node.graph is not self.graph:  # type: ignore[attr-defined]
                 raise GraphBreak("QB24", "a tensor of the function is used outside of it")
+            if self.tx.renewed:
+                check_renewed(self.tx, value)
             return value.node, value.example  # type: ignore[attr-defined]
         if kind is ConstantValue:
             return self._lower_constant(value.value)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from dynamo_capture.graph_builder import GraphBuilder, GraphInput
 from dynamo_capture.side_effects import SideEffects
 from dynamo_capture.values.base import LazyValue, Value
 from dynamo_capture.values.objects import ObjectValue
-from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.tensor import SymValue, TensorValue, check_renewed
 from prims.spec import TensorSpec, abstract_from_spec
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class SubgraphBuilder(GraphBuilder):
         if type(value) is TensorValue:
             if value.node.graph is self.graph:
                 return value.node, value.example
+            if self.tx.renewed:
+                check_renewed(self.tx, value)
             if id(value) not in self._nodes and not value.example.is_inference():
                 self._versions.append((value.example, value.example._version))
             return self._lift(value, value.node), value.example

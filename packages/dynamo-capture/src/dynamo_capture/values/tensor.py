@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUTOGRAD", "GIVES_NUMBERS", "PYTHON_STATE", "READS_DATA", "SymValue", "TensorMethodValue", "TensorValue",
-    "size_value",
+    "check_renewed", "size_value",
 ]  # fmt: skip
 
 READS_DATA = frozenset(
@@ -62,6 +62,12 @@ def _flag(args: list[Value], kwargs: dict[str, Value]) -> Any:
     """The argument of ``requires_grad_``."""
     given = [value.realize() for value in (*args, *kwargs.values())]
     return True if not given else given[0].const() if given[0].is_const else None
+
+
+def check_renewed(tx: Capture, tensor: Value) -> None:
+    """End the graph before a tensor is used whose ``data`` are set once the graph has run."""
+    if id(tensor) in tx.renewed:
+        raise GraphBreak("QB06", "use of a tensor whose data have been set")
 
 
 class TensorValue(Value):
@@ -119,6 +125,8 @@ class TensorValue(Value):
 
     def getattr(self, tx: Capture, name: str) -> Value:
         tx.guards.read_class(torch.Tensor, name)
+        if tx.renewed:
+            check_renewed(tx, self)
         if name in ("shape",):
             return size_value(tx, self)
         if name in _CONST_ATTRIBUTES and hasattr(torch.Tensor, name):  # PyTorch 2.13 has no `names` any more
@@ -165,6 +173,12 @@ class TensorValue(Value):
         from dynamo_capture.values.leaves import is_own_leaf
 
         value = value.realize()
+        if tx.renewed:
+            check_renewed(tx, self)
+        if name == "data" and self._takes_data(tx, value):
+            tx.side.set_on_tensor(self, name, tx.graph_call("detach", [value], {}, method=True))
+            tx.renewed[id(self)] = self
+            return
         if name == "requires_grad" and type(value) is ConstantValue and type(value.value) is bool:
             self._require_grad(tx, value.value)
             return
@@ -181,6 +195,18 @@ class TensorValue(Value):
             return
         raise GraphBreak("QB06", f"setting attribute {name!r} of a tensor")
 
+    def _takes_data(self, tx: Capture, value: Value) -> bool:
+        """Whether ``.data`` can be set after the graph: of a tensor that exists outside, where nothing has a history in
+        which eager would find the new data."""
+        if self.real_tensor is None or self.source is None or not tx.graph.is_outermost or tx.levels:
+            return False
+        if not isinstance(value, TensorValue) or not {self.cls, value.cls} <= {torch.Tensor, torch.nn.Parameter}:
+            return False
+        mine, other = self.example, value.example
+        alike = (mine.dtype, mine.device, mine.layout) == (other.dtype, other.device, other.layout)
+        plain = not mine.is_inference() and not other.is_inference()
+        return alike and plain and not any(v.real_tensor is None and v.example.requires_grad for v in tx.graph.values())
+
     def _takes_gradient(self, tx: Capture, value: Value) -> bool:
         """Whether ``.grad`` of a tensor that exists outside can be set after the graph: to None, or to what fits."""
         if self.real_tensor is None or self.source is None or not tx.graph.is_outermost:
@@ -193,6 +219,8 @@ class TensorValue(Value):
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         tx.guards.read_class(torch.Tensor, name)
+        if tx.renewed:
+            check_renewed(tx, self)
         added = _added_method(tx, name)
         if added is not None:
             return added.call(tx, [self, *args], kwargs)

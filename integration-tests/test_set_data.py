@@ -1,0 +1,131 @@
+"""``tensor.data = value``: set when the graph has run, in one graph where nothing else is done with the tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import compile_api
+
+pytestmark = pytest.mark.filterwarnings("ignore::prims.errors.CompileWarning")
+
+
+def _average(m, t, x):
+    for p, q in zip(m.parameters(), t.parameters(), strict=True):
+        q.data = q.data * 0.9 + p.data * 0.1
+
+
+def _average_without_gradients(m, t, x):
+    with torch.no_grad():
+        for p, q in zip(m.parameters(), t.parameters(), strict=True):
+            q.data = q * 0.9 + p * 0.1
+    return x * 2
+
+
+def _share(m, t, x):
+    for p, q in zip(m.parameters(), t.parameters(), strict=True):
+        q.data = p.data
+
+
+def _exchange(m, t, x):
+    a, b = m[0].weight, t[0].weight
+    kept = a.data
+    a.data = b.data
+    b.data = kept
+
+
+def _grow(m, t, x):
+    m[2].bias.data = torch.ones(5) * x.sum()
+
+
+def _keep_the_old(m, t, x):
+    p = m[0].weight
+    old = p.data
+    p.data = old * 2
+    old.add_(1)
+    return old
+
+
+def _after_a_write(m, t, x):
+    with torch.no_grad():
+        m[0].weight.add_(1)
+    m[0].weight.data = m[0].weight.data * 2
+    return x + 1
+
+
+def _of_a_view(m, t, x):
+    whole = torch.arange(24.0)
+    m[0].weight.data = whole[12:].view(4, 3) * x.mean()
+
+
+def _use(m, t, x):
+    q = t[0].weight
+    q.data = q.data * 2
+    return q.sum()
+
+
+def _run(m, t, x):
+    for p, q in zip(m.parameters(), t.parameters(), strict=True):
+        q.data = q.data * 0.9 + p.data * 0.1
+    return t(x)
+
+
+def _twice(m, t, x):
+    p = m[0].weight
+    p.data = p.data + 1
+    p.data = p.data * 2
+
+
+def _with_a_history(m, t, x):
+    loss = (m(x) * m[0].weight.sum()).sum()
+    m[0].weight.data = m[0].weight.data * 2
+    loss.backward()
+    return loss.detach()
+
+
+def _ask_for_its_shape(m, t, x):
+    m[2].bias.data = torch.ones(5) * x.sum()
+    return x * m[2].bias.shape[0]
+
+
+def _inside_a_checkpoint(m, t, x):
+    p = m[0].weight
+    p.data = p.data * 2
+    return torch.utils.checkpoint.checkpoint(lambda y: (y @ p.t()).sin(), x, use_reentrant=False)
+
+
+ALONE = [
+    _average, _average_without_gradients, _share, _exchange, _grow, _keep_the_old, _after_a_write, _of_a_view,
+]  # fmt: skip
+BROKEN = [_use, _run, _twice, _with_a_history, _ask_for_its_shape, _inside_a_checkpoint]
+
+
+@pytest.mark.parametrize("program", [*ALONE, *BROKEN], ids=lambda fn: fn.__name__.strip("_"))
+def test_data(program):
+    def run(call):
+        torch.manual_seed(0)
+        m, t = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(2))
+        numbers, facts = [], []
+        for k in range(3):
+            x = torch.randn(5, 3, generator=torch.Generator().manual_seed(k))
+            result = call(m, t, x)
+            both = (*m.parameters(), *t.parameters())
+            numbers += [p.detach().clone() for p in both]
+            numbers += [p.grad.clone() for p in both if p.grad is not None]
+            numbers += [] if result is None else [result.detach().clone()]
+            facts.append([p.data_ptr() == q.data_ptr() for p in both for q in both])
+            facts.append([(p._version, p.requires_grad, p.is_leaf, p.grad is None) for p in both])
+            if program is _grow or program is _ask_for_its_shape:
+                break  # the model takes no input any more
+        return numbers, facts
+
+    compiled = compile_api.compile(program)
+    (ours, facts), (theirs, expected) = run(compiled), run(program)
+    assert facts == expected
+    torch.testing.assert_close(ours, theirs)
+    report = compiled.report()
+    if program in ALONE:
+        assert report.verdict == "compiled", report
+    else:
+        assert report.breaks, report

@@ -34,7 +34,28 @@ def of_tuple(net, block, x):
     return y + z
 
 
+def of_dict(net, block, x):
+    def named(h):
+        y = block(h)
+        return {"y": y, "same": y, "more": (y.sin(), [h.cos(), None]), "count": 2}
+
+    found = checkpoint(named, x, use_reentrant=False)
+    (sine, (cosine, nothing)) = found["more"]
+    assert nothing is None and found["same"] is found["y"] and list(found) == ["y", "same", "more", "count"]
+    return found["y"] * found["count"] + sine * cosine
+
+
+KEPT = {}
+
+
+def of_a_dict_from_outside(net, block, x):
+    found = checkpoint(lambda h: (block(h), KEPT), x, use_reentrant=False)
+    assert found[1] is KEPT
+    return found[0]
+
+
 WHOLE = {
+    "dict": of_dict,
     "module": lambda net, block, x: checkpoint(block, x, use_reentrant=False),
     "reentrant": lambda net, block, x: checkpoint(block, x, use_reentrant=True),
     "partial": lambda net, block, x: functools.partial(checkpoint, use_reentrant=False)(block.__call__, x),
@@ -48,6 +69,7 @@ WHOLE = {
     "sequential": lambda net, block, x: checkpoint_sequential(block, 2, x, use_reentrant=False),
 }
 BROKEN = {
+    "outside": (of_a_dict_from_outside, "other than tensors"),
     "batch_norm": (lambda net, block, x: checkpoint(net.norm, x, use_reentrant=False), "side effects"),
     "context": (
         lambda net, block, x: checkpoint(

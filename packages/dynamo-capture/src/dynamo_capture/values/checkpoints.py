@@ -6,6 +6,7 @@ reentrant variant gives the same gradients and is captured as the other one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from dynamo_capture.subgraph import InnerEffects, SubgraphBuilder
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import special
 
@@ -85,10 +87,8 @@ def _captured(
     side = tx.side = InnerEffects(effects)
     try:
         result = function.call(tx, inputs, kwargs).realize()
-        items = [v.realize() for v in result.items] if isinstance(result, (TupleValue, ListValue)) else [result]
-        tensors = [v for v in items if isinstance(v, TensorValue)]
-        if not all(isinstance(v, TensorValue) or type(v) is ConstantValue for v in items):
-            raise GraphBreak("QB12", "a checkpointed function that returns other than tensors")
+        tensors: list[TensorValue] = []
+        rebuilt = _taken_apart(tx, result, tensors)
         if side.reached([function, *inputs, *kwargs.values()]) or builder.writes_outside() or _changed(tx.modes, modes):
             raise GraphBreak("QB12", "a checkpointed function with side effects, which would happen twice")
         builder.graph.output(tuple(builder.lower(v)[0] for v in tensors))
@@ -98,11 +98,28 @@ def _captured(
     graph = torch.fx.GraphModule(torch.nn.Module(), builder.graph, "Checkpointed")
     target = Checkpoint(graph, options)
     node = outer.call_node(target, [outer.lower(value)[0] for value in builder.lifted])
-    found = iter(outer.wrap_result(tuple(v.example for v in tensors), node).unpack(tx))
-    items = [next(found) if isinstance(v, TensorValue) else v for v in items]
-    if isinstance(result, ListValue):
-        return ListValue(items)
-    return TupleValue(items, result.pytype) if isinstance(result, TupleValue) else items[0]
+    return rebuilt(list(outer.wrap_result(tuple(v.example for v in tensors), node).unpack(tx)))
+
+
+def _taken_apart(tx: Capture, result: Value, tensors: list[TensorValue]) -> Callable[[list[Value]], Value]:
+    """Note the tensors in a result, each once; what puts it together of others in their stead."""
+    result = result.realize()
+    if isinstance(result, TensorValue):
+        if not any(tensor is result for tensor in tensors):
+            tensors.append(result)
+        at = next(at for at, tensor in enumerate(tensors) if tensor is result)
+        return lambda found: found[at]
+    if type(result) is ConstantValue:
+        return lambda found: result
+    if isinstance(result, DictValue) and result.cls is dict and result.source is None:
+        entries = [(key, _taken_apart(tx, value, tensors)) for key, value in result.whole(tx).values()]
+        return lambda found: DictValue.of(tx, [(key, part(found)) for key, part in entries])
+    if isinstance(result, TupleValue) or isinstance(result, ListValue) and result.source is None:
+        parts = [_taken_apart(tx, item, tensors) for item in result.items]
+        if isinstance(result, ListValue):
+            return lambda found: ListValue([part(found) for part in parts])
+        return lambda found: TupleValue([part(found) for part in parts], result.pytype)
+    raise GraphBreak("QB12", "a checkpointed function that returns other than tensors")
 
 
 def _changed(now: dict[Any, tuple[Any, Any]], before: dict[Any, tuple[Any, Any]]) -> bool:

@@ -68,6 +68,11 @@ PROGRAMS = {
     "two results on both sides": (routed, [(x,) for x in ROWS]),
     "places of a column": (lambda x: x[torch.nonzero(x[:, 0] > 0)[:, 0]] + 1, [(x,) for x in ROWS]),
     "unused": (unused, [(x,) for x in ROWS]),
+    "flat places": (lambda x: x[torch.nonzero(x[:, 0] > 0).flatten()] + 1, [(x,) for x in ROWS]),
+    "places as a line": (lambda x: x[torch.nonzero(x[:, 0] > 0).view(-1)] + 1, [(x,) for x in ROWS]),
+    "a range": (lambda x, t: torch.arange(t.item()) * 2, [(X, t) for t in COUNTS]),
+    "a range from": (lambda x, t: torch.arange(2, t.item()) * 2, [(X, t) for t in COUNTS]),
+    "the largest": (lambda x, t: x[0].topk(t.item())[0] * 2, [(X, t) for t in COUNTS]),
     "checked": (checked, [(X, t) for t in COUNTS[:3:2]]),
 }
 

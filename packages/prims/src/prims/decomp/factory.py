@@ -22,6 +22,7 @@ from prims.decomp.common import (
     whole,
 )
 from prims.decomp.registry import decomposition
+from prims.spec.layout import is_surely_less
 
 
 def _strided(layout: Any, pin_memory: Any, dtype: torch.dtype) -> None:
@@ -169,7 +170,7 @@ def arange_step(p: Any, start: Any, end: Any, step: Any = 1, **kw: Any) -> Value
             length = math.ceil((end - start) / step)
     else:
         length = math.ceil((end - start) / step)
-    if length < 0:
+    if is_surely_less(length, 0):
         raise ValueError(f"arange: upper bound {end} and lower bound {start} do not fit step {step}")
     return p.iota(length, number(start, dtype), number(step, dtype), dtype, chosen_device(kw.get("device")))
 

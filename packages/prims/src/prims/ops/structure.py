@@ -35,6 +35,7 @@ from prims.ops.elementwise_rules import (
 )
 from prims.ops.lazy import np
 from prims.ops.row import Sample, define
+from prims.spec.layout import is_surely_less
 
 __all__ = ["numpy_dtype"]
 
@@ -214,7 +215,7 @@ define(
 
 def _require_sizes(shape: Sequence[Any], label: str) -> None:
     for size in shape:
-        require(size >= 0, label, f"size {size} is negative")
+        require(not is_surely_less(size, 0), label, f"size {size} is negative")
 
 
 def _full_meta(shape: Any, value: Any, dtype: torch.dtype, device: torch.device) -> Any:

@@ -82,6 +82,13 @@ def known_less(a: Size, b: Size) -> bool:
     return ctx.statically_known(E.lt(_expr(a), _expr(b))) is True
 
 
+def is_surely_less(a: Any, b: Any) -> bool:
+    """Whether a number is less than another, which is asked, and guarded; not where only the data of a call tells."""
+    if any(type(x) not in (int, float) and x.hint is None for x in (a, b)):
+        return known_less(a, b)
+    return bool(a < b)
+
+
 def divides(part: Size, whole: Size) -> bool:
     """Whether a size is a multiple of another for all values the guards allow. Never guards."""
     if type(part) is int and type(whole) is int:

@@ -181,8 +181,10 @@ def new_empty_strided(
 
 
 def _length(start: Any, end: Any, step: Any) -> Size:
-    if step == 0 or (end < start if step > 0 else end > start):
+    if step == 0 or (layout.is_surely_less(end, start) if step > 0 else layout.is_surely_less(start, end)):
         raise RuntimeError(f"arange from {start} to {end} in steps of {step}")
+    if step == 1 and any(isinstance(v, Sym) and v.hint is None for v in (start, end)):
+        return end - start  # of fewer than none there is no tensor
     if any(isinstance(v, (float, SymFloat)) for v in (start, end, step)):
         return math.ceil((float(end) - float(start)) / float(step))
     return sym_max(-((start - end) // step), 0)

@@ -87,7 +87,7 @@ def view_strides(x: TensorSpec, shape: Sequence[Size]) -> tuple[Size, ...] | Non
         return (1,) * len(shape)
     if layout.known_same(x.strides, layout.contiguous_strides(x.shape)):  # those of dimensions of one as well
         return layout.contiguous_strides(tuple(shape))
-    if any(type(n) is not int and n.ctx.may_be_one(n.expr) for n in x.shape):
+    if any(type(n) is not int and (n.hint is None or n.ctx.may_be_one(n.expr)) for n in x.shape):
         found = _runs(x, shape, _Known)
         if found is not None:
             return found

@@ -135,11 +135,21 @@ native_fill_ordered(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
+static PyObject *
+native_looks_up_plainly(PyObject *Py_UNUSED(module), PyObject *cls)
+{
+    if (!PyType_Check(cls)) {
+        return PyErr_Format(PyExc_TypeError, "looks_up_plainly: %R is no class", cls);
+    }
+    return PyBool_FromLong(((PyTypeObject *)cls)->tp_getattro == PyObject_GenericGetAttr);
+}
+
 static PyMethodDef native_methods[] = {
     {"set_active", native_set_active, METH_O, "Make a context this thread's; returns the previous one."},
     {"get_active", native_get_active, METH_NOARGS, "This thread's active context."},
     {"set_eager", native_set_eager, METH_O, "Whether calls of compiled callables run without the hook."},
     {"mark", native_mark, METH_VARARGS, "Set what the hook does with a code object."},
+    {"looks_up_plainly", native_looks_up_plainly, METH_O, "Whether a class's instances look up attributes as object's."},
     {"marked", native_marked, METH_O, "The remembered action of a code object."},
     {"entries", native_entries, METH_VARARGS, "The cached entries of a code object."},
     {"reset_code", native_reset_code, METH_O, "Drop all entries of a code object and its action."},

@@ -154,6 +154,9 @@ def mark(code: CodeType, action: int) -> None:
     Entries are kept. Raises ValueError for another action.
     """
 
+def looks_up_plainly(cls: type) -> bool:
+    """Whether a class's instances look up attributes as those of `object` do, in C."""
+
 def marked(code: CodeType) -> int:
     """The remembered action of `code`; `RUN` when the filter has not been asked."""
 

@@ -280,3 +280,84 @@ def test_changes_before_a_weak_reference_is_called(fn, capture):
         assert keepers[0].steps == keepers[1].steps and len(keepers[0].log) == len(keepers[1].log)
     whole = not compiled.report.breaks and not compiled.report.fallbacks
     assert whole is not fn.__name__.startswith("lets")
+
+
+class Referent:
+    shared = 5.0
+
+    def __init__(self):
+        self.own = 2.0
+
+    def method(self):
+        return self.own
+
+    def __call__(self):
+        return 3.0
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return iter((1, 2))
+
+    def __getitem__(self, i):
+        return i * 2
+
+    def __contains__(self, i):
+        return i == 7
+
+    def __add__(self, other):
+        return 9.0
+
+    def __bool__(self):
+        return False
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self):
+        return "7"
+
+
+def _in_try(x, p):
+    try:
+        return x + p.own
+    except AttributeError:
+        return x - 1
+
+
+PROXIED = {
+    "try": _in_try,
+    "attribute": lambda x, p: x + p.own,
+    "default": lambda x, p: x + getattr(p, "own", 100.0),
+    "hasattr": lambda x, p: x + 1 if hasattr(p, "shared") else x - 1,
+    "absent": lambda x, p: x + 1 if hasattr(p, "absent") else x - 1,
+    "method": lambda x, p: x * p.method(),
+    "call": lambda x, p: x * p(),
+    "len": lambda x, p: x * len(p),
+    "sum": lambda x, p: x * sum(p),
+    "item": lambda x, p: x * p[3],
+    "in": lambda x, p: x + 1 if 7 in p else x - 1,
+    "operator": lambda x, p: x * (p + 1),
+    "truth": lambda x, p: x + 1 if p else x - 1,
+    "equal": lambda x, p: x + 1 if p == 3 else x - 1,
+    "isinstance": lambda x, p: x + 1 if isinstance(p, Referent) else x - 1,
+    "type": lambda x, p: x + 1 if type(p) is Referent else x - 1,
+    "class": lambda x, p: x + 1 if p.__class__ is Referent else x - 1,
+    "text": lambda x, p: x * int(str(p)) + int(f"{p}"),
+    "callable": lambda x, p: x + 1 if callable(p) else x - 1,
+}
+
+
+@pytest.mark.parametrize("name", PROXIED)
+def test_proxies_answer_for_what_they_stand_for(capture, name):
+    """Their C code asks the referent, of which the proxy's class knows nothing."""
+    referent = Referent()
+    proxy = weakref.proxy(referent)
+    compiled = capture(PROXIED[name], strict=False)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2), proxy), PROXIED[name](torch.ones(2), proxy))
+    referent.own = 8.0
+    assert torch.equal(compiled(torch.ones(2), proxy), PROXIED[name](torch.ones(2), proxy))

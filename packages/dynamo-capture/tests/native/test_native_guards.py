@@ -283,6 +283,13 @@ def test_same_and_distinct(native):
     assert not holds(tree, x, x, x)
 
 
+def test_looks_up_plainly(native):
+    assert all(map(native.looks_up_plainly, (object, int, list, types.SimpleNamespace)))
+    assert not any(map(native.looks_up_plainly, (weakref.ProxyType, types.ModuleType, type)))
+    with pytest.raises(TypeError, match="no class"):
+        native.looks_up_plainly(1)
+
+
 def test_together(native):
     """A function of several values: false, and every exception but those that end a program, fails the guard."""
     tree = native.GuardTree()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import types
 import typing
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ __all__ = ["is_instance", "is_subclass"]
 
 _ABSTRACT = {name: abc.ABCMeta.__dict__[name] for name in ("__instancecheck__", "__subclasscheck__")}
 #: C types whose objects stand for other classes, in the second argument.
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _ALIASES = (type(list), type(typing.Union[int, str]), types.UnionType)
 
 
@@ -108,6 +110,8 @@ def _own_class(tx: Capture, value: Value) -> bool:
     owner = find(tx, value.pytype, "__class__")[1]
     if owner is not object and owner is not None and not is_library_class(owner):
         raise GraphBreak("QB06", f"{value.pytype.__name__} defines __class__")
+    if issubclass(value.pytype, _PROXIES):
+        raise GraphBreak("QB06", f"isinstance() of a {value.pytype.__name__}, which asks what it stands for")
     return True
 
 

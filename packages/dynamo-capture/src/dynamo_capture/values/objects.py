@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
@@ -172,6 +173,8 @@ class ObjectValue(Value):
                 return self._call_getattr(tx, name)
         if not isinstance(getter, types.WrapperDescriptorType):
             raise GraphBreak("QB06", f"__getattribute__ of {self.cls.__name__}")
+        if not _native.looks_up_plainly(owner):  # type: ignore[arg-type]  # of a weakref.proxy, say
+            raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__}, which its C code looks up")
         return self.plain_getattr(tx, name)
 
     def plain_getattr(self, tx: Capture, name: str, *, hook: bool = True) -> Value:

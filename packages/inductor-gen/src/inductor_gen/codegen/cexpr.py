@@ -350,9 +350,12 @@ def _may_be_contracted(v: Val) -> bool:
 
 
 def _is_plain(number: float) -> bool:
-    """Whether a compiler may make something of a number that it sees: of special values, powers of two and small whole
-    numbers. Others are often counts of elements, or made of them, in which kernels differ that are equal otherwise."""
-    return not math.isfinite(number) or abs(math.frexp(number)[0]) in (0, 0.5) or abs(number) in range(LITERAL)
+    """Whether a number stands in the text: a special value or a power of two, of which a compiler may make something,
+    or a small multiple of an eighth. Others are often counts of elements, or made of them, in which kernels differ that
+    are equal otherwise."""
+    if not math.isfinite(number) or abs(math.frexp(number)[0]) in (0, 0.5):
+        return True
+    return abs(number) < LITERAL and (8 * number).is_integer()
 
 
 def _is_place(v: Val) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from prims.spec.expr import Expr
 from prims.spec.sym import Sym, SymFloat
 from prims.spec.tensorspec import TensorSpec
 
@@ -55,8 +56,9 @@ def _has_place(value: Any, dtype: torch.dtype) -> bool:
     if dtype is torch.bool or dtype.is_complex or isinstance(value, (bool, complex)):
         return True
     if isinstance(value, SymFloat):
-        # What only the data say is not asked: it would end the graph.
-        return dtype is torch.float64 or value.hint is None or _float_has_place(value, dtype)
+        # What only the data say is not asked, it would end the graph; nor are sizes, which have a place in most types.
+        asked = dtype is not torch.float64 and value.hint is not None and _is_of_the_program(value.expr)
+        return not asked or _float_has_place(value, dtype)
     if isinstance(value, Sym):
         if dtype in (torch.int64, torch.float64, torch.float32, torch.bfloat16) or not value.is_int():
             return True
@@ -73,6 +75,11 @@ def _has_place(value: Any, dtype: torch.dtype) -> bool:
     # An int that is negative counts from the end of a type without signs.
     low = -info.max if info.min == 0 and not isinstance(value, float) else info.min
     return _within(value, low, info.max)
+
+
+def _is_of_the_program(e: Expr) -> bool:
+    """Whether a float expression has a float of the program's in it, which is a symbol by its bits."""
+    return e.kind == "fbits" or any(isinstance(x, Expr) and _is_of_the_program(x) for x in e.args)
 
 
 def _float_has_place(value: SymFloat, dtype: torch.dtype) -> bool:

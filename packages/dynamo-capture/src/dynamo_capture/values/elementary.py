@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.bits import decided
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import SymValue
 from prims.spec import elementary
@@ -55,10 +56,12 @@ def is_finite(number: SymValue) -> bool:
 
 def elementary_function(tx: Capture, fn: Any, numbers: list[Value]) -> Value | None:
     """A function of ``math`` of numbers of which some are symbols, where it has a value (guarded); else None."""
-    if not all(isinstance(n, SymValue) or type(n) is ConstantValue and type(n.value) in (int, float) for n in numbers):
+    if fn not in _OF_ONE and fn not in _OF_TWO and fn not in _QUESTIONS:
         return None
+    numbers = [decided(tx, number) for number in numbers]
     symbols = [n for n in numbers if isinstance(n, SymValue)]
-    if not symbols:
+    plain = [n for n in numbers if type(n) is ConstantValue and type(n.value) in (bool, int, float)]
+    if not symbols or len(symbols) + len(plain) < len(numbers):
         return None
     if fn in _QUESTIONS and len(numbers) == 1 and is_finite(symbols[0]):
         return ConstantValue(_QUESTIONS[fn])

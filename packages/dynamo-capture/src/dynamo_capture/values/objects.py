@@ -173,9 +173,23 @@ class ObjectValue(Value):
                 return self._call_getattr(tx, name)
         if not isinstance(getter, types.WrapperDescriptorType):
             raise GraphBreak("QB06", f"__getattribute__ of {self.cls.__name__}")
-        if not _native.looks_up_plainly(owner):  # type: ignore[arg-type]  # of a weakref.proxy, say
+        if not _native.looks_up_plainly(owner) and not self._has_of_its_own(tx, name):  # type: ignore[arg-type]
             raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__}, which its C code looks up")
         return self.plain_getattr(tx, name)
+
+    def _has_of_its_own(self, tx: Capture, name: str) -> bool:
+        """Whether an attribute is none that the C code of a class asks another object for: ``list[int]`` asks ``list``,
+        a ``weakref.proxy`` what it stands for."""
+        if self.cls not in (types.GenericAlias, types.UnionType) or self.obj is None:
+            return False
+        if lookup(self.cls, name)[1] is not None or self.cls is types.UnionType:
+            return True
+        origin = self.obj.__origin__
+        if not is_library_class(origin) or hasattr(origin, name):
+            return False
+        if self.source is not None:
+            tx.guards.is_object(self.source.attr("__origin__"), origin)
+        return True
 
     def plain_getattr(self, tx: Capture, name: str, *, hook: bool = True) -> Value:
         """``object.__getattribute__``, with ``__getattr__`` behind it unless ``hook`` is False."""

@@ -84,7 +84,7 @@ def known_less(a: Size, b: Size) -> bool:
 
 def is_surely_less(a: Any, b: Any) -> bool:
     """Whether a number is less than another, which is asked, and guarded; not where only the data of a call tells."""
-    if any(type(x) not in (int, float) and x.hint is None for x in (a, b)):
+    if any(getattr(x, "hint", 0) is None for x in (a, b)):
         return known_less(a, b)
     return bool(a < b)
 

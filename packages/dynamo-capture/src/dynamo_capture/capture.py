@@ -75,14 +75,9 @@ class Capture:
     mode: AbstractMode | None = None
 
     def __init__(
-        self,
-        request: FrameRequest,
-        tree: Any,
-        sizes: DynamicSizes,
-        callees: Callees,
-        unbacked: bool = False,
+        self, request: FrameRequest, tree: Any, sizes: DynamicSizes, callees: Callees, unbacked: bool = False,
         takes_numbers: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.request = request
         self._callees = callees
         self.unbacked = unbacked

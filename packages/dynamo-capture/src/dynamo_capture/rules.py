@@ -178,7 +178,9 @@ def _codes(value: Any, globals_: dict[str, Any]) -> Iterator[types.CodeType]:
         for accessor in (value.fget, value.fset, value.fdel):
             yield from _codes(accessor, globals_)
         return
-    while isinstance(value, _WITH_CODE):
+    seen: set[int] = set()  # a function may be said to wrap itself
+    while isinstance(value, _WITH_CODE) and id(value) not in seen:
+        seen.add(id(value))
         if isinstance(value, types.FunctionType) and value.__globals__ is globals_:
             yield value.__code__
         value = getattr(value, "__wrapped__", None)

@@ -35,7 +35,7 @@ def size_of(node: Node):
     return ex.const(nbytes(node, hint))
 
 
-def random_steps(seed: int, count: int = 40):
+def random_steps(seed: int, count: int = 40, kernels: float = 0.7):
     """Steps, the buffers that are returned and the inputs that may be freed."""
     rng = random.Random(seed)
     number = iter(range(10**6))
@@ -45,7 +45,7 @@ def random_steps(seed: int, count: int = 40):
     steps = []
     for _ in range(count):
         read = tuple(dict.fromkeys(rng.choice(alive[-12:]) for _ in range(rng.randint(1, 3))))
-        kernel = rng.random() < 0.7
+        kernel = rng.random() < kernels
         made = tuple(
             buffer(next(number), rng.choice(sizes), "pointwise" if kernel else "extern")
             for _ in range(rng.choice([1, 1, 1, 2]))
@@ -65,7 +65,7 @@ def sharing_for(steps, returned, seed):
     """A way to share, with small buffers, a limit on what is kept, and results that the program does not get, or not."""
     rng = random.Random(seed)
     hidden = frozenset(rng.sample(sorted(returned, key=lambda n: n.id), 2)) if rng.random() < 0.5 else frozenset()
-    small, largest = rng.choice([(0, None), (256, None), (1024, 4096)])
+    small, largest = rng.choice([(0, None), (256, None), (1024, 4096), (8192, None)])
     return Sharing(size_of, rng.choice([16, 64, 256]), small, largest, hidden)
 
 
@@ -115,9 +115,10 @@ def replay(steps, plan, returned, freed, sharing) -> int:
     return highest
 
 
+@pytest.mark.parametrize("kernels", [0.7, 0.95])
 @pytest.mark.parametrize("seed", range(120))
-def test_plans_hold_on_imaginary_memory_and_keep_to_the_bound(seed):
-    steps, returned, freed = random_steps(seed)
+def test_plans_hold_on_imaginary_memory_and_keep_to_the_bound(seed, kernels):
+    steps, returned, freed = random_steps(seed, kernels=kernels)
     sharing = sharing_for(steps, returned, seed)
     plan = plan_memory(steps, returned, freed, hint, sharing)
     verify(plan, steps, freed, hint, sharing)

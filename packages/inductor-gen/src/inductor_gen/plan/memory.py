@@ -306,7 +306,7 @@ class _Planner:
                     found.remove(entry)
                     return piece, 0 if kept else entry[2]
         slab = self.slabs.get((block.pool, block.lasting))
-        if slab is None or not block.small:
+        if slab is None or not block.small or not slab.shared:  # a buffer that needs its piece alone may have come
             return None, 0
         past = self.live[slab.begin : k]
         if max(past, default=0) + block.size > self.bound or not self._extended(k, block, slab, block.size):

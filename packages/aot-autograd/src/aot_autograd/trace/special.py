@@ -405,3 +405,15 @@ def _library_rnn(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if func is aten.mkldnn_rnn_layer.default:
         return tracer.pure(torch.ops.quintet.lstm_layer.default, args, kwargs)
     raise Unsupported("a recurrent layer of a library, in training", where=tracer._current_source())
+
+
+@handles("_fused_rms_norm.default", "_fused_rms_norm_backward.default")
+def _rms_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """The sizes to normalise over are those of the input: of a symbolic one C++ gives an address in memory."""
+    if tracer.context is None:
+        return NotImplemented
+    at = func._schema.arguments[1].name == "input"
+    sizes = _state(args[int(at)]).spec.shape
+    given = [*args]
+    given[1 + at] = list(sizes[len(sizes) - len(args[1 + at]) :])
+    return tracer.pure(func, tuple(given), kwargs)

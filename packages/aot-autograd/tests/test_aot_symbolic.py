@@ -51,4 +51,5 @@ def test_an_address_is_not_taken_for_a_size():
         return aten._fused_rms_norm_backward.default(out, x, [address], rstd, None, [True, False])[0]
 
     taken, shape = normalised(forward_and_backward, "cpu")
-    assert [list(sizes) for sizes in taken.values()] == [[shape[-1]]] * 2
+    assert aten._fused_rms_norm_backward.default in taken
+    assert all(list(sizes) == [shape[-1]] for sizes in taken.values())

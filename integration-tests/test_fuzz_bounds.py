@@ -66,3 +66,15 @@ def test_a_bilinear_forms_zeros_have_either_sign() -> None:
     runs = shadow.twins(result)
     assert result.flatten().tolist() == [0, 3] and not judge(result, result.where(result != 0, -result), runs)[0].any()
     assert judge(result, result + 1e-4, runs)[0].all()
+
+
+def test_a_product_may_become_infinite_on_its_way() -> None:
+    """In which order kernels multiply decides whether an infinity meets a zero; where none can come up, nothing does."""
+    large, small = torch.tensor([1e30, 1e30, -2.0, 0.0]), torch.tensor([1e3, 1e-30, -2.0, 0.0])
+    with Shadow(SAMPLES) as shadow:
+        products = [(x * 1.0).prod() for x in (large, small)]
+    for product, known in zip(products, (False, True), strict=True):
+        runs = shadow.twins(product)
+        for other in (math.nan, -0.0):
+            wrong, undecided = judge(product, torch.tensor(other), runs)
+            assert bool(undecided) != known and bool(wrong) == (known and math.isnan(other))

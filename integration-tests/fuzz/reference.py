@@ -438,6 +438,8 @@ class Shadow(TorchDispatchMode):
             answers[1] = (variance, mean.where(mean.isfinite(), whole))
         if name in SUMS and self.count > 1 and original[0][0].is_floating_point():
             answers[1:3] = _in_other_orders(func, answers[1:3], *given[0], dtype=original[0][0].dtype)
+        if name == "aten::prod" and self.count > 1 and _floating(original[0][0].dtype):
+            answers[1] = _largest_first(func, original[0][0].dtype, *given[1])
         if name == "aten::linalg_cross" and self.count > 1:
             answers[1] = _rounded_products(*given[1][0], **given[1][1])
         if name in SOFTMAX_GRADIENTS and self.count > 1:
@@ -710,6 +712,14 @@ def _rounded_products(x: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.
     """A vector product both of whose products are rounded: of a vector and itself it is zero, as the exact one is."""
     x, y = torch.broadcast_tensors(x, y)
     return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
+
+
+def _largest_first(func: Any, dtype: torch.dtype, args: Any, kwargs: Any) -> Any:
+    """A product whose factors above 1 come first: beyond the type's largest number it is infinite, and stays so, or is
+    NaN, whatever comes then. In which order kernels multiply is theirs."""
+    x, *rest = args
+    above, below = (func(x.where(which, 1.0), *rest, **kwargs) for which in (x.abs() > 1, ~(x.abs() > 1)))
+    return _limited(above, dtype) * below.where(below.to(dtype) != 0, below * 0)
 
 
 def _by_two_passes(func: Any, answer: Any, args: Any, kwargs: Any) -> Any:

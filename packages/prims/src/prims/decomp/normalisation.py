@@ -193,6 +193,8 @@ def _with_batch(
         normal = p.mul(p.sub(x, spread(p, mean, x.shape, dims)), spread(p, rstd, x.shape, dims))
         w, b = (None if v is None else _channel(p, to_dtype(p, v, compute), x.shape) for v in (weight, bias))
         out = affine(p, normal, w, b)
+        if b is None:
+            out = p.add(out, 0.0)  # as eager's kernel there does: it gives no -0.0
     return to_dtype(p, out, input.dtype), mean, rstd, var
 
 

@@ -184,6 +184,9 @@ def gpu(session: nox.Session) -> None:
     own = ROOT / "packages" / "inductor-gen"
     cases = str(own / "tests" / "gpu" / "triton_cases.py")
     run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), "-rs", cases, workers="8")
+    own = ROOT / "packages" / "prims"
+    layouts = str(own / "tests" / "spec" / "test_spec_layouts.py")
+    run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), "-rs", layouts, workers="8")
 
 
 @nox.session(python=PYTHONS)

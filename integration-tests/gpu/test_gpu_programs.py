@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
+import torch.nn.functional as F
 from judge import assert_matches
 from on_gpu import DEVICE, all_generated, gpu_case
 from reports import captured, extern_names, kernel_count
@@ -11,6 +14,8 @@ from torch import nn
 from zoo import tensors
 
 import compile_api
+import inductor_gen
+from prims.errors import Unsupported
 
 
 @pytest.fixture(autouse=True)
@@ -258,6 +263,42 @@ def test_unaligned_and_strided_inputs():
         assert torch.equal(
             compiled(base[offset : offset + 500], base[3:503]), function(base[offset : offset + 500], base[3:503])
         )
+
+
+def test_unaligned_data_that_is_written():
+    """Through ``data`` no write is counted, of memory that begins anywhere as of any other."""
+
+    def f(x):
+        x.data.add_(1)
+        return x * 2
+
+    for start in (0, 1):
+        ours, theirs = (torch.zeros(40, device=DEVICE, dtype=torch.int8)[start : start + 37] for _ in range(2))
+        compiled = compile_api.compile(f)
+        assert torch.equal(compiled(ours), f(theirs)) and torch.equal(ours, theirs)
+        assert ours._version == theirs._version and compiled.report().kernels
+
+
+def test_sizes_that_change_in_a_norm_that_is_not_generated():
+    """What runs in its place is given the sizes, not what C++ makes of symbols on the way to the fused kernel."""
+    norm = lambda x: F.rms_norm(x * 2, x.shape[-1:]).sin()
+    compiled = compile_api.compile(norm, dynamic=True)
+    refusing = mock.patch.object(inductor_gen, "compile_graph", side_effect=Unsupported("refused"))
+    with torch.enable_grad(), refusing:
+        for n in (5, 7, 9):
+            x, y = (torch.arange(3.0 * n, device=DEVICE).reshape(3, n).requires_grad_() for _ in range(2))
+            out, expected = compiled(x), norm(y)
+            out.sum().backward()
+            expected.sum().backward()
+            torch.testing.assert_close((out, x.grad), (expected, y.grad))
+    assert captured(compiled.report()) and compiled.report().fallbacks
+
+
+def test_a_batch_norm_without_a_bias_gives_no_negative_zero():
+    x = torch.outer(torch.arange(4.0), torch.tensor([-1.0, 0.0, 2.0])).to(DEVICE)
+    norm = lambda x: F.batch_norm(x, None, None, training=True)
+    ours, theirs = compile_api.compile(norm, fullgraph=True)(x), norm(x)
+    assert torch.equal(ours.signbit(), theirs.signbit())
 
 
 def test_channels_last():

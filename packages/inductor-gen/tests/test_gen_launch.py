@@ -13,6 +13,7 @@ import torch
 from inductor_gen.codegen.renderer import Unit
 from inductor_gen.runtime import launch as launching
 from inductor_gen.runtime.compiler import load_kernels
+from inductor_gen.runtime.helpers import HELPERS
 from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, Launcher, Layout, Program, as_launcher
 from prims.options import Options
 
@@ -209,3 +210,17 @@ def test_the_drivers_error_comes_back(launch: Launcher) -> None:
     run = launch(Program(1, [(0, 0)], 3, [(1, 32, 0, (0,), 1, 0, ())] * 2, driver.words()))
     assert run(aligned(8), 1, 2, 1, 0) == 701
     assert len(driver.calls) == 1
+
+
+def test_what_is_brought_back_to_memory_that_begins_anywhere_counts_no_write() -> None:
+    """A graph that writes through ``data`` is not to be seen by autograd; who wants it counted counts it."""
+    given = torch.arange(5.0)[1:]
+
+    def run(x: torch.Tensor) -> int:
+        if x.data_ptr() % 16:
+            return UNALIGNED
+        x.data.add_(1)
+        return 0
+
+    HELPERS["relaunch"](run, UNALIGNED, [given], [], [0])
+    assert given.tolist() == [2.0, 3.0, 4.0, 5.0] and given._version == 0

@@ -27,6 +27,14 @@ LAYOUTS = {
 }
 CHANNEL, WEIGHT, DEPTHWISE = torch.rand(4), torch.rand(5, 4, 3, 3), torch.rand(4, 1, 3, 3)
 
+#: A GPU's kernels lay some results out otherwise.
+DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
+
+
+def at(x: torch.Tensor, constant: torch.Tensor) -> torch.Tensor:
+    return constant.to(x.device)
+
+
 # Each takes the input and another one of the same shape.
 CASES = {
     "add": lambda x, y: x + y,
@@ -57,16 +65,16 @@ CASES = {
     "matmul": lambda x, y: (x @ y.transpose(-1, -2), x @ torch.rand(8, 3)),
     "linear": lambda x, y: F.linear(x, torch.rand(3, 8), torch.rand(3)),
     "einsum": lambda x, y: torch.einsum("bchw,bdhw->bcd", x, y),
-    "conv": lambda x, y: F.conv2d(x, WEIGHT, padding=1),
-    "conv stride": lambda x, y: F.conv2d(x, WEIGHT, torch.rand(5), stride=2),
-    "conv depthwise": lambda x, y: F.conv2d(x, DEPTHWISE, groups=4),
-    "conv weight channels_last": lambda x, y: F.conv2d(x, WEIGHT.to(memory_format=torch.channels_last)),
+    "conv": lambda x, y: F.conv2d(x, at(x, WEIGHT), padding=1),
+    "conv stride": lambda x, y: F.conv2d(x, at(x, WEIGHT), torch.rand(5), stride=2),
+    "conv depthwise": lambda x, y: F.conv2d(x, at(x, DEPTHWISE), groups=4),
+    "conv weight channels_last": lambda x, y: F.conv2d(x, at(x, WEIGHT).to(memory_format=torch.channels_last)),
     "conv transpose": lambda x, y: F.conv_transpose2d(x, torch.rand(4, 5, 3, 3), stride=2, output_padding=1),
     "conv 1x1": lambda x, y: F.conv2d(x, torch.rand(5, 4, 1, 1)),
-    "batch_norm": lambda x, y: F.batch_norm(x, CHANNEL.clone(), CHANNEL.clone(), CHANNEL, CHANNEL, training=True),
-    "batch_norm eval": lambda x, y: F.batch_norm(x, CHANNEL, CHANNEL, CHANNEL, CHANNEL),
+    "batch_norm": lambda x, y: F.batch_norm(x, at(x, CHANNEL).clone(), at(x, CHANNEL).clone(), at(x, CHANNEL), at(x, CHANNEL), training=True),
+    "batch_norm eval": lambda x, y: F.batch_norm(x, at(x, CHANNEL), at(x, CHANNEL), at(x, CHANNEL), at(x, CHANNEL)),
     "instance_norm": lambda x, y: F.instance_norm(x),
-    "group_norm": lambda x, y: F.group_norm(x, 2, CHANNEL, CHANNEL),
+    "group_norm": lambda x, y: F.group_norm(x, 2, at(x, CHANNEL), at(x, CHANNEL)),
     "layer_norm": lambda x, y: F.layer_norm(x, (8,), torch.rand(8), torch.rand(8)),
     "max_pool": lambda x, y: F.max_pool2d(x, 2, return_indices=True),
     "max_pool pad": lambda x, y: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
@@ -109,11 +117,15 @@ CASES = {
     "norm": lambda x, y: (x.norm(dim=1), F.normalize(x, dim=1), torch.linalg.vector_norm(x, dim=(2, 3))),
     "complex": lambda x, y: (torch.complex(x, y), torch.view_as_real(torch.complex(x, y)), torch.polar(x, y)),
     "fft": lambda x, y: (torch.fft.rfft(x), torch.fft.fft2(x)),
+    "fft real": lambda x, y: (torch.fft.rfft2(x), torch.fft.rfftn(x), torch.fft.rfftn(x, dim=(2, 0, 1))),
+    "fft inverse": lambda x, y: [f(torch.complex(x, y)) for f in (torch.fft.irfft, torch.fft.irfft2, torch.fft.irfftn)],
+    "fft of some": lambda x, y: (torch.fft.fftn(torch.complex(x, y)), torch.fft.irfft(torch.complex(x, y), dim=1)),
+    "unpool": lambda x, y: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
     "dropout": lambda x, y: F.dropout(x, 0.5),
     "bernoulli": lambda x, y: (torch.bernoulli(x), torch.nn.functional.rrelu(x)),
 }
 # Backward is checked where the gradient's layout does not depend on a kernel's inner choices.
-FORWARD_ONLY = {"compare", "zeros_like", "bernoulli", "sort", "cumsum", "complex", "fft", "amax argmax"}
+FORWARD_ONLY = {"compare", "zeros_like", "bernoulli", "sort", "cumsum", "complex", "fft", "fft real", "fft inverse", "fft of some", "amax argmax"}
 
 
 def difference(got, want):
@@ -129,13 +141,15 @@ def difference(got, want):
         assert all(p == q for p, q in strides), f"got {s}, eager gives {w}"
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
-def test_forward(case, layout):
-    x, y = LAYOUTS[layout](), LAYOUTS[layout]()
-    want = CASES[case](x, y)
-    with AbstractMode():
-        difference(CASES[case](abstract(x), abstract(y)), want)
+def test_forward(case, layout, device):
+    with torch.device(device):
+        x, y = LAYOUTS[layout](), LAYOUTS[layout]()
+        want = CASES[case](x, y)
+        with AbstractMode():
+            difference(CASES[case](abstract(x), abstract(y)), want)
 
 
 def _of_layout(kind: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -228,13 +242,15 @@ def gradient(f, x, y):
     return torch.autograd.grad([t.float().pow(2).sum() for t in out], [x])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", [k for k in LAYOUTS if k != "expanded"])
 @pytest.mark.parametrize("case", [c for c in CASES if c not in FORWARD_ONLY])
-def test_backward(case, layout):
-    x, y = LAYOUTS[layout](), LAYOUTS[layout]()
-    want = gradient(CASES[case], x, y)
-    with AbstractMode():
-        difference(gradient(CASES[case], abstract(x), abstract(y)), want)
+def test_backward(case, layout, device):
+    with torch.device(device):
+        x, y = LAYOUTS[layout](), LAYOUTS[layout]()
+        want = gradient(CASES[case], x, y)
+        with AbstractMode():
+            difference(gradient(CASES[case], abstract(x), abstract(y)), want)
 
 
 def in_every_order(shape, dtype):

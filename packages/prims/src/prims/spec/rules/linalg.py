@@ -142,31 +142,64 @@ def _transformed(x: TensorSpec, shape: tuple[Size, ...], dims: list[int], dtype:
     return TensorSpec(shape, dtype, x.device, layout.strides_in_order(shape, reversed(order)))
 
 
+#: Dimensions that cuFFT transforms at once.
+_AT_ONCE = 3
+
+
+def _cufft(x: TensorSpec, shape: tuple[Size, ...], dims: list[int], dtype: torch.dtype) -> TensorSpec:
+    """Laid out as ATen's cuFFT path does: a few dimensions at a time, sorted anew by the strides that the last left."""
+    while True:
+        dims = _by_stride(x, dims)
+        dims, now = dims[:-_AT_ONCE], dims[-_AT_ONCE:]
+        x = _transformed(x, shape, now, dtype)
+        if not dims:
+            return x
+
+
+def _is_one_cufft(dims: list[int]) -> bool:
+    """Whether ATen has cuFFT transform all dimensions of a real transform at once, as they come."""
+    return len(dims) <= _AT_ONCE and dims[:2] != [0, 1]
+
+
 @meta_rule("aten._fft_c2c.default")
 def fft_c2c(x: TensorSpec, dim: Any, normalization: int, forward: bool) -> TensorSpec:
     if not dim:
         return with_format(x, None, x.dtype, x.device)
-    return _transformed(x, x.shape, _by_stride(x, [wrap_dim(d, x.ndim) for d in dim]), x.dtype)
+    dims = [wrap_dim(d, x.ndim) for d in dim]
+    if x.device.type == "cuda":
+        return _cufft(x, x.shape, dims, x.dtype)
+    return _transformed(x, x.shape, _by_stride(x, dims), x.dtype)
 
 
 @meta_rule("aten._fft_r2c.default")
 def fft_r2c(x: TensorSpec, dim: Any, normalization: int, onesided: bool) -> TensorSpec:
-    *first, last = (wrap_dim(d, x.ndim) for d in dim)
-    shape = list(x.shape)
+    dims = [wrap_dim(d, x.ndim) for d in dim]
+    *first, last = dims
+    sizes = list(x.shape)
     if onesided:
-        shape[last] = shape[last] // 2 + 1
-    return _transformed(x, tuple(shape), [*_by_stride(x, first), last], complex_dtype(x.dtype))
+        sizes[last] = sizes[last] // 2 + 1
+    shape, dtype = tuple(sizes), complex_dtype(x.dtype)
+    if x.device.type != "cuda":
+        return _transformed(x, shape, [*_by_stride(x, first), last], dtype)
+    if _is_one_cufft(dims):
+        return _transformed(x, shape, dims, dtype)
+    x = _transformed(x, shape, [last], dtype)
+    return _cufft(x, shape, first, dtype) if first else x
 
 
 @meta_rule("aten._fft_c2r.default")
 def fft_c2r(x: TensorSpec, dim: Any, normalization: int, last_dim_size: Size) -> TensorSpec:
-    *first, last = (wrap_dim(d, x.ndim) for d in dim)
+    dims = [wrap_dim(d, x.ndim) for d in dim]
+    *first, last = dims
+    sizes = list(x.shape)
+    sizes[last] = last_dim_size
+    shape, dtype = tuple(sizes), real_dtype(x.dtype)
+    if x.device.type == "cuda" and _is_one_cufft(dims):
+        return _transformed(TensorSpec(x.shape, x.dtype, x.device), shape, dims, dtype)  # of a contiguous copy
     if first:
         # A multi-dimensional one is a complex transform of the other dimensions first.
         x = fft_c2c(x, first, normalization, False)
-    shape = list(x.shape)
-    shape[last] = last_dim_size
-    return _transformed(x, tuple(shape), [last], real_dtype(x.dtype))
+    return _transformed(x, shape, [last], dtype)
 
 
 # ---- distances ---------------------------------------------------------------------------------------------

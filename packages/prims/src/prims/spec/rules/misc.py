@@ -72,8 +72,8 @@ def rrelu_with_noise(x: TensorSpec, noise: TensorSpec, *args: Any, **kwargs: Any
 @meta_rule("aten.max_unpool2d.default")
 def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Sequence[Size]) -> TensorSpec:
     shape = (*x.shape[:-2], *output_size)
-    strides = layout.channels_last_strides(shape) if suggests_channels_last(x) else None
-    return TensorSpec(shape, x.dtype, x.device, strides)
+    last = x.device.type != "cuda" and suggests_channels_last(x)
+    return TensorSpec(shape, x.dtype, x.device, layout.channels_last_strides(shape) if last else None)
 
 
 @meta_rule("aten.max_unpool3d.default")

@@ -103,16 +103,16 @@ def _pad_nd(kind: str, n: int) -> None:
             shape[d] = shape[d] + low + high
             if not shape[d] >= 1:
                 raise RuntimeError(f"input {list(x.shape)} is too small: padding gives {shape[d]} in dimension {d}")
-        new = tuple(shape)
-        if x.ndim == n + 2 and suggests_channels_last(x):
-            return TensorSpec(new, x.dtype, x.device, layout.channels_last_strides(new))
-        return TensorSpec(new, x.dtype, x.device)
+        return formatted(x, tuple(shape))
+
+    def formatted(x: TensorSpec, shape: tuple[Size, ...]) -> TensorSpec:
+        """Channels last as the input may be, but for a GPU's kernels."""
+        last = x.device.type != "cuda" and x.ndim == n + 2 and suggests_channels_last(x)
+        return TensorSpec(shape, x.dtype, x.device, layout.channels_last_strides(shape) if last else None)
 
     @meta_rule(f"aten.{kind}_pad{n}d_backward.default")
     def backward(grad: TensorSpec, x: TensorSpec, padding: Sequence[Size]) -> TensorSpec:
-        if x.ndim == n + 2 and suggests_channels_last(x):
-            return TensorSpec(x.shape, x.dtype, x.device, layout.channels_last_strides(x.shape))
-        return TensorSpec(x.shape, x.dtype, x.device)
+        return formatted(x, x.shape)
 
 
 for _n in (1, 2, 3):

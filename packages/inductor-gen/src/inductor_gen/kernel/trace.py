@@ -30,6 +30,9 @@ _NEVER_ROUNDED = frozenset(
 
 _COMPARISONS = frozenset("eq ne lt le gt ge".split())
 
+#: What jumps from one number to another where its operand hardly differs.
+_JUMPS = frozenset("isinf sign floor ceil trunc round fmod remainder".split())
+
 
 class _Tracer:
     def __init__(
@@ -180,6 +183,8 @@ class _Tracer:
 
     def _reduce(self, node: Node, at: Index) -> Val:
         x = self.value(node.args[0], at)
+        if node.op in ("argmax", "argmin"):
+            x = self._rounded(x)  # of equal ones it is the first
         inner = set(self.cluster.inner)
         over = {v for d in inner_dims(node) for v in at[d].symbols if v in inner}
         if node.op in ("argmax", "argmin"):
@@ -211,15 +216,23 @@ class _Tracer:
         if is_whole_division(node.op, node.dtype):
             low, high = _limits(args[1], self.body.space)
             args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
-        if operand in HALVES and _tells_roundings(node.op, args):
-            args = tuple(a if _held(a) else self.val("rounded", (a,), operand) for a in args)
+        if _tells_roundings(node.op, args):
+            args = tuple(map(self._rounded, args))
         found = self.val(node.op, args, node.dtype)
         if found.number is None:
             found.number = node
         return found
 
     def _convert(self, x: Val, dtype: torch.dtype) -> Val:
-        return x if x.dtype == dtype else self.val("convert", (x,), dtype)
+        if x.dtype == dtype:
+            return x
+        if not dtype.is_floating_point:  # it tells roundings, as comparisons do
+            x = self._rounded(x)
+        return self.val("convert", (x,), dtype)
+
+    def _rounded(self, x: Val) -> Val:
+        """A 16-bit value as memory would hold it."""
+        return self.val("rounded", (x,), x.dtype) if x.dtype in HALVES and not _held(x) else x
 
     def _random(self, node: Node, index: Index) -> Val:
         _, seed, offset, dtype, _ = node.args
@@ -297,9 +310,10 @@ def _held(v: Val) -> bool:
 
 def _tells_roundings(op: str, args: tuple[Val, ...]) -> bool:
     """Whether an operator of 16-bit values is likely to give another answer for what has not been rounded: equal to a
-    number, too large for the type, or equal to what was rounded. Orders beside a plain number are not worth it."""
+    number, a whole one, too large for the type, or equal to what was rounded. Orders beside a plain number are not
+    worth it."""
     if op not in _COMPARISONS:
-        return op == "isinf"
+        return op in _JUMPS
     numbers = [float(a.attr) for a in args if a.op == "const"]
     return not numbers or op in ("eq", "ne") or any(not abs(n) < torch.finfo(args[0].dtype).max for n in numbers)
 

@@ -216,7 +216,7 @@ class _Tracer:
         if is_whole_division(node.op, node.dtype):
             low, high = _limits(args[1], self.body.space)
             args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
-        if _tells_roundings(node.op, args):
+        if operand in HALVES and _tells_roundings(node.op, args):
             args = tuple(map(self._rounded, args))
         found = self.val(node.op, args, node.dtype)
         if found.number is None:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import pytest
 import torch
-from anchored import Judgement, Record, assert_judged, blocks, damages, judged, not_as_good, scaled
+from anchored import (
+    Anchored,
+    Judgement,
+    Record,
+    assert_judged,
+    blocks,
+    damages,
+    judged,
+    not_as_good,
+    of_roundings,
+    recorded,
+    scaled,
+    squares_of_terms,
+    step,
+)
+from judge import to_float64
 from torch import nn
 from torch.utils import _pytree as pytree
 from zoo import build, import_torchvision
@@ -113,3 +129,18 @@ def test_another_dtype_or_shape_is_wrong():
     assert not_as_good(right.double(), right, right.double()) is not None
     assert not_as_good(torch.ones(2, 2), right, right.double()) is not None
     assert functools.reduce(lambda a, b: a and b, [not_as_good(right, right, right.double()) is None])
+
+
+def test_a_bias_that_is_taken_away_again_says_nothing_of_a_judge():
+    """The next layer's batch norm takes it away: its gradient is made of roundings, and no damage of it can be seen."""
+    torch.manual_seed(0)
+    block = lambda *more: nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), *more)
+    model = nn.Sequential(block(), block(nn.SiLU())).train().bfloat16()
+    args = (torch.randn(16, 8, 16, 16).bfloat16(),)
+    records = recorded(model, blocks(model), args, {})
+    exact = Anchored(to_float64(model), records, torch.float64)
+    with squares_of_terms(exact) as squares:
+        found = step(exact, exact, *to_float64((args, {})), contextlib.nullcontext)
+    eps = torch.finfo(torch.bfloat16).eps
+    vanishing = {k: of_roundings(found[k], squares[k], eps) for k in squares}
+    assert vanishing == {"the gradient of model.0.1.bias": True, "the gradient of model.1.1.bias": False}

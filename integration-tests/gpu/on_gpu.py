@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from anchored import LEAST_POWER, assert_judged, judged
+from anchored import assert_judged, judged
 from judge import assert_as_good, assert_same_metadata, error, to_float64
 from reports import CUDA_LIBRARY_CALLS, assert_all_generated, captured, extern_names
 from torch import nn
@@ -137,7 +137,7 @@ def training(
 
 def blockwise(
     case: Case, *, steps: int = 1, around: Around = contextlib.nullcontext, working: torch.dtype | None = None,
-    least: float = LEAST_POWER, **compile_kw: Any,
+    **compile_kw: Any,
 ) -> Any:  # fmt: skip
     """Judge a training step block by block (``anchored``), by a judge that sees damage; returns the report."""
     import compile_api
@@ -147,7 +147,7 @@ def blockwise(
         case.model, lambda model: compile_api.compile(model, fullgraph=True, **compile_kw), case.args, case.kwargs,
         steps=steps, around=around, working=working,
     )  # fmt: skip
-    assert_judged(judgement, least)
+    assert_judged(judgement)
     report = compiled.report()
     assert not report.fallbacks, report.fallbacks
     assert report.kernels and len(captured(report)) == 1

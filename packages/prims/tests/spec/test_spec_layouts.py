@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -141,13 +142,23 @@ def difference(got, want):
         assert all(p == q for p, q in strides), f"got {s}, eager gives {w}"
 
 
+def eager(function, *args):
+    """The results; not every layout suits a GPU's kernels."""
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        if args[-1].device.type == "cpu" or not re.search("view size is not compatible|not correctly aligned", str(error)):
+            raise
+        pytest.skip(f"eager refuses it: {error}")
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_forward(case, layout, device):
     with torch.device(device):
         x, y = LAYOUTS[layout](), LAYOUTS[layout]()
-        want = CASES[case](x, y)
+        want = eager(CASES[case], x, y)
         with AbstractMode():
             difference(CASES[case](abstract(x), abstract(y)), want)
 
@@ -248,7 +259,7 @@ def gradient(f, x, y):
 def test_backward(case, layout, device):
     with torch.device(device):
         x, y = LAYOUTS[layout](), LAYOUTS[layout]()
-        want = gradient(CASES[case], x, y)
+        want = eager(gradient, CASES[case], x, y)
         with AbstractMode():
             difference(gradient(CASES[case], abstract(x), abstract(y)), want)
 

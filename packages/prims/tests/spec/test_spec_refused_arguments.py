@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prims.errors import QuintetError
-from prims.spec import TensorSpec, infer
+from prims.spec import AbstractMode, TensorSpec, abstract, infer
 from prims.spec.tensorspec import spec_of
 
 #: An overload, the shape of its operand and what follows it: shapes stand for further tensors.
@@ -68,3 +68,33 @@ def test_other_refusals() -> None:
     index = TensorSpec((1,), torch.int64, torch.device("cpu"))
     with pytest.raises(IndexError):
         infer(torch.ops.aten.index_fill.int_Scalar, (TensorSpec((), torch.float32, torch.device("cpu")), 99, index, 1.0))
+
+
+IN_PLACE = {
+    "add_": lambda x, y: x.add_(y),
+    "mul_": lambda x, y: x.mul_(y),
+    "a view": lambda x, y: x[:1].sub_(y),
+    "copy_": lambda x, y: x.copy_(y),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "lerp_": lambda x, y: x.lerp_(y, 0.5),
+    "clamp_": lambda x, y: x.clamp_(min=y),
+    "eq_": lambda x, y: x.eq_(y),
+}
+SHAPES = [((5, 4), (3, 3)), ((5, 1), (5, 4)), ((4,), (5, 4)), ((2, 1, 3), (4, 2, 1)), ((0, 4), (3, 4)), ((), (2,)), ((5, 4), (1, 4))]
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_written_in_place_is_as_large_as_its_operands(name, shapes):
+    """The errors are eager's, their words too; of several dimensions that do not match the last is named."""
+
+    def outcome(convert):
+        x, y = (convert(torch.ones(shape)) for shape in shapes)
+        try:
+            return IN_PLACE[name](x, y).shape
+        except (RuntimeError, IndexError) as error:
+            return type(error), str(error)
+
+    wanted = outcome(lambda t: t)
+    with AbstractMode():
+        assert outcome(abstract) == wanted

@@ -50,8 +50,10 @@ def asking_the_kernel(name: str, func: _OpOverload, rule: _Rule) -> _Rule:
 
 def _asking(func: _OpOverload, rule: _Rule, shapes: _Shapes | None = None, rest: tuple[Any, ...] = ()) -> _Rule:
     accepted: set[Any] = set()
+    in_place = func._schema.name.endswith("_")
 
     def asking(*args: Any, **kwargs: Any) -> Any:
+        made = rule(*args, **kwargs) if in_place else None  # whether sizes fit, which one element does not say
         given = (*args, *kwargs.values())
         kinds = tuple([(x.dtype, x.device, not x.shape) if type(x) is TensorSpec else type(x) for x in given])
         if kinds not in accepted:
@@ -60,7 +62,7 @@ def _asking(func: _OpOverload, rule: _Rule, shapes: _Shapes | None = None, rest:
             elif all(map(_can_be_tried, given)):
                 _ask(func, tuple(map(_one, args)), {name: _one(value) for name, value in kwargs.items()})
             accepted.add(kinds)
-        return rule(*args, **kwargs)
+        return made if in_place else rule(*args, **kwargs)
 
     return asking
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from prims.errors import DataDependentError, Unsupported
 from prims.spec.infer import Rule, resolve, unsupported
+from prims.spec.iterator import broadcast_shapes
 from prims.spec.sym import Sym, from_torch, to_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 from prims.spec.unbacked import CustomSizes
@@ -98,8 +99,14 @@ def _mutation_rule(func: OpOverload) -> Rule | None:
     outs = [a.name for a in func._schema.arguments if a.is_out]
     first = len(written) - len(outs) if outs else 0  # statistics that a normalisation updates come before
 
+    namesake = getattr(torch.ops.aten, func._overloadpacket.__name__.removesuffix("_"), None)
+    alike = getattr(namesake, func._overloadname, None)  # of some only it has the tag
+    broadcast = func is torch.ops.aten.copy_.default or any(torch.Tag.pointwise in f.tags for f in (func, alike) if f)
+
     def rule(*args: Any, **kwargs: Any) -> Any:
         targets = [args[i] if i < len(args) else kwargs[name] for i, name in written]
+        if broadcast and not outs:
+            _fits(targets[0], (*args, *kwargs.values()))
         if functional is not None:
             taken = {k: v for k, v in kwargs.items() if k not in outs}
             targets[first:] = _new_metadata(functional, targets[first:], args, taken)
@@ -107,6 +114,21 @@ def _mutation_rule(func: OpOverload) -> Rule | None:
         return None if count == 0 else returned[0] if count == 1 else tuple(returned)
 
     return rule
+
+
+def _fits(target: TensorSpec, operands: Sequence[Any]) -> None:
+    """What is written in place is no smaller than what the operands are broadcast to.
+
+    Raises:
+        RuntimeError: as eager's.
+    """
+    shapes = [target.shape, *(x.shape for x in operands if type(x) is TensorSpec and x is not target)]
+    if any(shape is not target.shape for shape in shapes[1:]):
+        shape = broadcast_shapes(shapes)
+        if len(shape) != target.ndim or any(a is not b and a != b for a, b in zip(shape, target.shape, strict=True)):
+            raise RuntimeError(
+                f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(shape)}"
+            )
 
 
 def _functional_of(func: OpOverload) -> OpOverload | None:

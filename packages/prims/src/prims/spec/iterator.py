@@ -20,10 +20,8 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
     ndim = max(map(len, shapes))
     out: list[Size] = [1] * ndim
     for shape in shapes:
-        offset = ndim - len(shape)
-        for i, s in enumerate(shape):
-            i += offset
-            t = out[i]
+        for i in range(ndim - 1, ndim - 1 - len(shape), -1):  # of several that do not match, eager names the last
+            s, t = shape[i - ndim], out[i]
             if s is t or type(s) is int and s == 1:
                 continue
             if type(t) is int and t == 1:

@@ -363,7 +363,7 @@ def _clipped(bound: Size, size: Size) -> Size:
 @meta_rule("aten.slice.Tensor")
 def slice_(x: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Size = 1) -> TensorSpec:
     if not x.shape:
-        raise RuntimeError("slice() cannot be applied to a 0-dim tensor.")
+        raise IndexError("slice() cannot be applied to a 0-dim tensor.")
     if step <= 0:
         raise RuntimeError("slice step must be positive")
     d = wrap_dim(dim, x.ndim)

@@ -230,7 +230,8 @@ def native_batch_norm_backward(
     parameter = TensorSpec((x.shape[1],), _batch_stat(x, weight, running_mean), x.device)
     if weight is not None:
         parameter = TensorSpec(weight.shape, weight.dtype, x.device)
-    grad_input = with_format(x, _suggested(x), x.dtype, x.device)
+    by_running = x.device.type == "cuda" and not train  # its kernel's result is contiguous, however the input lies
+    grad_input = with_format(x, torch.contiguous_format if by_running else _suggested(x), x.dtype, x.device)
     return (
         grad_input if output_mask[0] else None,
         parameter if output_mask[1] else None,

@@ -222,3 +222,33 @@ def test_peak_memory_of_training_is_at_most_eagers(name):
 
     eager = peak(case.model)
     assert peak(compile_api.compile(case.model)) <= eager
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell], ids=lambda cell: cell.__name__)
+def test_recurrent_cells(cell, bias):
+    """PyTorch's own kernels of a cell, forward and backward, in one graph over several steps."""
+
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out = cell(8, 12, bias=bias), nn.Linear(12, 4)
+
+        def forward(self, xs):
+            state = None
+            for x in xs:
+                state = self.cell(x.tanh(), state)
+            return self.out(state[0] if isinstance(state, tuple) else state).square().mean()
+
+    torch.manual_seed(0)
+    theirs = Steps().to(DEVICE)
+    ours = copy.deepcopy(theirs)
+    xs = torch.randn(3, 5, 8, device=DEVICE)
+    compiled = compile_api.compile(ours, fullgraph=True)
+    losses = compiled(xs), theirs(xs)
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert not compiled.report().fallbacks and compiled.report().kernels

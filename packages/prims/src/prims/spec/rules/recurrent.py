@@ -45,6 +45,15 @@ def fused_gru_cell(
     return TensorSpec(hx.shape, hx.dtype, hx.device), workspace
 
 
+@meta_rule("aten._thnn_fused_gru_cell_backward.default")
+def fused_gru_cell_backward(grad_hy: TensorSpec, workspace: TensorSpec, bias: bool) -> tuple[TensorSpec | None, ...]:
+    """Gradients of the three gates, from the input's side and from the state's, of the state, and of both biases."""
+    batch, width = workspace.shape[0], workspace.shape[1] // 5 * 3
+    gates = TensorSpec((batch, width), workspace.dtype, workspace.device)
+    grad_bias = TensorSpec((width,), workspace.dtype, workspace.device) if bias else None
+    return gates, gates, TensorSpec(grad_hy.shape, grad_hy.dtype, grad_hy.device), grad_bias, grad_bias
+
+
 @meta_rule("aten.mkldnn_rnn_layer.default", "quintet.lstm_layer.default")
 def mkldnn_rnn_layer(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
     """The last result is for the backward call alone; only the library knows its size, and nobody asks."""

@@ -468,7 +468,9 @@ def test_the_program_ends_while_something_is_compiled(after):
 
 
 FORK = """
-import os, sys, time, torch, compile_api, warnings
+import faulthandler, os, signal, sys, time, torch, compile_api, warnings
+faulthandler.register(signal.SIGALRM, chain=True)  # what hangs says where, before the alarm ends it; in the child, too
+signal.alarm(180)
 torch.set_num_threads(1)
 import dynamo_capture.language
 net = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)) for _ in range(12)])
@@ -480,6 +482,7 @@ time.sleep(0.3)
 begun = time.monotonic()
 pid = os.fork()
 if pid == 0:
+    signal.alarm(90)
     try:
         warnings.simplefilter("ignore")
         for _ in range(3):

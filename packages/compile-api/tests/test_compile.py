@@ -640,3 +640,13 @@ def test_fullgraph_refuses_a_failing_stage(monkeypatch, stage):
     with pytest.raises(compile_api.errors.NotCompiled, match="a defect"):
         compiled(torch.randn(3))
     assert compiled.report().verdict.startswith("eager: ") and "a defect" in compiled.report().verdict
+
+
+@pytest.mark.parametrize("name", ["compile", "disable"])
+def test_what_is_to_be_called_once_and_outside_is_named(name):
+    made = getattr(compile_api, name)
+    compiled = compile_api.compile(lambda x: made(lambda y: y.cos())(x.sin()) + 1)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), x.sin().cos() + 1)
+    assert f"{name}(), whose result is to be made once, outside" in compiled.report().breaks[0].reason
+    assert compiled.report().kernels

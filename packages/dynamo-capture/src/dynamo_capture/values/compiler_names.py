@@ -156,6 +156,8 @@ def _changes_the_compiler(what: str) -> Any:
 
 
 special_by_name("torch", "compile")(_changes_the_compiler("torch.compile()"))
+for _module, _name in (("compile_api.compile", "compile"), ("dynamo_capture.frontend", "disable")):
+    special_by_name(_module, _name)(_changes_the_compiler(f"{_name}(), whose result is to be made once, outside"))
 special(torch.compiler.reset)(_changes_the_compiler("torch.compiler.reset()"))
 special_by_name("torch._dynamo", "reset")(_changes_the_compiler("torch._dynamo.reset()"))
 

@@ -79,6 +79,8 @@ IN_PLACE = {
     "lerp_": lambda x, y: x.lerp_(y, 0.5),
     "clamp_": lambda x, y: x.clamp_(min=y),
     "eq_": lambda x, y: x.eq_(y),
+    "floor_divide_": lambda x, y: x.floor_divide_(y),
+    "where": lambda x, y: x.where(y > 0, y),
 }
 SHAPES = [((5, 4), (3, 3)), ((5, 1), (5, 4)), ((4,), (5, 4)), ((2, 1, 3), (4, 2, 1)), ((0, 4), (3, 4)), ((), (2,)), ((5, 4), (1, 4))]
 

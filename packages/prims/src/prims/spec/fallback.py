@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 
 from prims.errors import DataDependentError, Unsupported
-from prims.spec.infer import Rule, resolve, unsupported
+from prims.spec.infer import Rule, op_name, resolve, unsupported
 from prims.spec.iterator import broadcast_shapes
 from prims.spec.sym import Sym, from_torch, to_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
@@ -99,9 +99,9 @@ def _mutation_rule(func: OpOverload) -> Rule | None:
     outs = [a.name for a in func._schema.arguments if a.is_out]
     first = len(written) - len(outs) if outs else 0  # statistics that a normalisation updates come before
 
-    namesake = getattr(torch.ops.aten, func._overloadpacket.__name__.removesuffix("_"), None)
+    namesake = getattr(getattr(torch.ops, func.namespace), func._overloadpacket.__name__.removesuffix("_"), None)
     alike = getattr(namesake, func._overloadname, None)  # of some only it has the tag
-    broadcast = func is torch.ops.aten.copy_.default or any(torch.Tag.pointwise in f.tags for f in (func, alike) if f)
+    broadcast = op_name(func) in _BROADCAST or any(torch.Tag.pointwise in f.tags for f in (func, alike) if f)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         targets = [args[i] if i < len(args) else kwargs[name] for i, name in written]
@@ -114,6 +114,10 @@ def _mutation_rule(func: OpOverload) -> Rule | None:
         return None if count == 0 else returned[0] if count == 1 else tuple(returned)
 
     return rule
+
+
+#: What is written in place element by element, without PyTorch's tag.
+_BROADCAST = frozenset(("aten.copy_.default", "aten.floor_divide_.Tensor"))
 
 
 def _fits(target: TensorSpec, operands: Sequence[Any]) -> None:

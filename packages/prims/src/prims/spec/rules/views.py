@@ -235,7 +235,7 @@ def expand(x: TensorSpec, shape: Sequence[Size], *, implicit: bool = False) -> T
             if not _is_one(s):
                 raise RuntimeError(
                     f"The expanded size of the tensor ({target}) must match the existing size ({s}) at "
-                    f"non-singleton dimension {i}. Target sizes: {list(shape)}. Tensor sizes: {list(x.shape)}"
+                    f"non-singleton dimension {i}.  Target sizes: {list(shape)}.  Tensor sizes: {list(x.shape)}"
                 )
             stride = 0
         strides[i] = stride

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gc
 import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import compile_api
 
@@ -141,3 +146,86 @@ def test_a_link_holds_no_result():
         second.sum().backward()
         assert [gradient.tolist() for gradient in seen] == [[2.0] * 3]
         assert x.grad.tolist() == [2.0] * 3
+
+
+BLOCKS = {
+    "norm": lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh()),
+    "norm at the end": lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.BatchNorm1d(6)),
+    "norm and dropout": lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.0), nn.Linear(6, 6), nn.GELU()),
+    "neither": lambda: nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6)),
+}
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_compiled_block_in_a_checkpoint(name, early_stop):
+    """Which ends the forward pass that it runs again by an exception, once all that it wants has been saved."""
+    torch.manual_seed(0)
+    theirs = BLOCKS[name]()
+    ours = copy.deepcopy(theirs)
+    compiled = compile_api.compile(ours)
+    x = torch.randn(8, 6)
+    for _ in range(2):
+        gradients = []
+        for block in (compiled, theirs):
+            given = x.clone().requires_grad_()
+            with set_checkpoint_early_stop(early_stop):
+                checkpoint(block, given, use_reentrant=False).sigmoid().sum().backward()
+            gradients.append(given.grad)
+        torch.testing.assert_close(*gradients)
+    for (key, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=key)
+    for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a, b)  # a batch norm moves its statistics twice
+    report = compiled.report()
+    assert report.verdict == "compiled" and report.kernels and not report.fallbacks
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_dropout_of_a_compiled_block_in_a_checkpoint(early_stop):
+    """Both passes draw the same numbers: what was dropped has no gradient, what stayed has twice."""
+    block = compile_api.compile(lambda x: F.dropout(x.sin(), 0.5) * x.exp())
+    x = torch.linspace(0.5, 1.0, 400).requires_grad_()
+    with set_checkpoint_early_stop(early_stop):
+        out = checkpoint(block, x, use_reentrant=False)
+        out.sum().backward()
+    kept = out.detach() != 0
+    assert 100 < kept.sum() < 300
+    wanted = torch.where(kept, 2 * (x.cos() + x.sin()) * x.exp(), 0.0)
+    torch.testing.assert_close(x.grad, wanted.detach())
+    assert block.report().kernels and not block.report().fallbacks
+
+
+class Counting:
+    """A hook that is no function, and raises from some call on."""
+
+    def __init__(self, most):
+        self.most, self.calls = most, 0
+
+    def __call__(self, tensor):
+        self.calls += 1
+        if self.calls > self.most:
+            raise ValueError("no more room")
+        return tensor
+
+    def method(self, tensor):
+        return self(tensor)
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "partial", "function"])
+def test_what_a_hook_raises_comes_out(kind):
+    """Once: the region is not run again for it, with hooks that would be called again, and what it wrote stays written."""
+    counting = Counting(0)
+    pack = {
+        "object": counting, "method": counting.method, "partial": functools.partial(counting),
+        "function": lambda tensor: counting(tensor),
+    }[kind]
+    norm = nn.BatchNorm1d(3)
+    compiled = compile_api.compile(lambda x: F.dropout(norm(x), 0.0))
+    x = torch.randn(5, 3)
+    compiled(x.requires_grad_())
+    counting.calls = 0
+    with saved_tensors_hooks(pack, lambda packed: packed), pytest.raises(ValueError, match="no more room"):
+        compiled(x)
+    assert counting.calls == 1 and norm.num_batches_tracked == 2
+    assert not compiled.report().fallbacks

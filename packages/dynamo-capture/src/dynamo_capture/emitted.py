@@ -5,7 +5,9 @@ Nothing here needs the interpreter, so that code which comes from a store runs w
 
 from __future__ import annotations
 
+import functools
 import sys
+import traceback
 import types
 import weakref
 from collections.abc import Callable
@@ -49,6 +51,25 @@ def nest_autocast(levels: int) -> None:
             torch.clear_autocast_cache()
 
 
+_hooks_in_use = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def _raised_where_saved(error: BaseException) -> bool:
+    """Whether it comes from the program's ``saved_tensors_hooks``.
+
+    A checkpoint's end the forward pass that it runs again so, once they have what they want. They are called when the
+    graph has run, and has written, and are not to be called for it again.
+    """
+    hooks = _hooks_in_use(True)
+    if hooks is None:
+        return False
+    pack: Any = hooks[0]
+    while isinstance(pack, functools.partial):
+        pack = pack.func
+    code = getattr(pack if hasattr(pack, "__code__") else type(pack).__call__, "__code__", None)
+    return code is not None and any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 class Again:
     """Runs in the emitted code where a graph has raised: the frame from its beginning, without capture.
 
@@ -65,7 +86,7 @@ class Again:
         self.where = where
 
     def __call__(self, error: BaseException, *values: Any) -> Any:
-        if not isinstance(error, Exception) or isinstance(error, QuintetError):
+        if not isinstance(error, Exception) or isinstance(error, QuintetError) or _raised_where_saved(error):
             raise error
         if self.report is not None:
             todo = f"It raised {type(error).__name__}: see what the call was given there."

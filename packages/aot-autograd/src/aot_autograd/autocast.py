@@ -1,4 +1,4 @@
-"""Autocast around what has its casts in it."""
+"""Modes of the thread around what is differentiated while it is traced, and around what has its casts in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["no_autocast"]
+__all__ = ["differentiating", "no_autocast"]
 
 
 @contextmanager
@@ -21,3 +21,12 @@ def no_autocast() -> Iterator[None]:
     finally:
         for device in enabled:
             torch.set_autocast_enabled(device, True)
+
+
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Around autograd's run over abstract tensors: in this thread, without autocast, and without the look at each
+    gradient for what is no number by which a program has anomalies detected (in its own passes it goes on)."""
+    quiet = torch.autograd.set_detect_anomaly(False, torch.is_anomaly_check_nan_enabled())
+    with torch.autograd.set_multithreading_enabled(False), no_autocast(), quiet:
+        yield

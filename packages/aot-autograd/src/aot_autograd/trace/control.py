@@ -16,7 +16,7 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 import aot_autograd
-from aot_autograd.autocast import no_autocast
+from aot_autograd.autocast import differentiating
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.views import same_strides
 from prims.control import ControlFlow, Form, control_operator
@@ -139,7 +139,7 @@ class _Call:
             found: Sequence[Any] = [None] * len(leaves)
             if through:
                 tracer.backward = True
-                with torch.autograd.set_multithreading_enabled(False), no_autocast():
+                with differentiating():
                     found = torch.autograd.grad(
                         [results[k] for k in through], leaves, [tangents[k] for k in through], allow_unused=True
                     )

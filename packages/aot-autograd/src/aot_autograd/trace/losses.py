@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from aot_autograd.autocast import no_autocast
+from aot_autograd.autocast import differentiating
 from aot_autograd.trace.attention import same
 from aot_autograd.trace.control import operator_of
 from aot_autograd.trace.patterns import Unlike, argument, check_alone, name_of, require, shape_of
@@ -316,7 +316,7 @@ class _Call:
         with torch.enable_grad():
             (loss,) = self._value(tracer, [logits.requires_grad_(), *others])
         tracer.backward = True
-        with torch.autograd.set_multithreading_enabled(False), no_autocast():
+        with differentiating():
             (found,) = torch.autograd.grad(loss, logits)
         tracer.backward = False
         return loss.detach(), found

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 import aot_autograd
-from aot_autograd.autocast import no_autocast
+from aot_autograd.autocast import differentiating
 from aot_autograd.structure import flatten
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
@@ -568,7 +568,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     tracer.backward = True
     with (
         making_symbols(with_symbols(program.context)), torch.inference_mode(False),
-        torch.autograd.set_multithreading_enabled(False), no_autocast(), formulas(), tracer,
+        differentiating(), formulas(), tracer,
     ):  # fmt: skip
         late = read_late(tracer, custom)
         gradients = _differentiated(

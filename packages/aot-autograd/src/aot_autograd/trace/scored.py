@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aot_autograd.autocast import no_autocast
+from aot_autograd.autocast import differentiating
 from aot_autograd.trace.control import Interpret, operator_of
 from aot_autograd.trace.tracer import Tracer, state_of
 from prims.control import Form, ScoredAttention
@@ -102,7 +102,7 @@ class _Call:
         with torch.enable_grad():
             (changed,) = self._changed(tracer, [scores.requires_grad_(), *read])
         tracer.backward = True
-        with torch.autograd.set_multithreading_enabled(False), no_autocast():
+        with differentiating():
             (found,) = torch.autograd.grad(changed, scores, tangent) if changed.requires_grad else (None,)
         tracer.backward = False
         # What weighs nothing has no gradient, even where the function's derivative is infinite there. Besides, this

@@ -18,6 +18,7 @@ from dynamo_capture.spent import autograd_nodes
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.derivatives import check_anomalies
 from dynamo_capture.values.leaves import is_own_leaf
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import special
@@ -70,6 +71,7 @@ def _backward(
         raise _refuse("inside of a derivative or another graph")
     if tx.hooked:
         raise _refuse("with hooks that the region has set on tensors from outside")
+    check_anomalies(tx)
     outputs = _items(tensors)
     ones: list[Value] = [ConstantValue(None)] * len(outputs)
     seeds = ones if _is_none(gradients.realize()) else _items(gradients)

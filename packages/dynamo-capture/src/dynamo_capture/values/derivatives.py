@@ -30,7 +30,7 @@ from prims.transforms import distinct, gradient, require_gradient
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["Level"]
+__all__ = ["Level", "check_anomalies", "check_history"]
 
 _FUNC = "torch._functorch.eager_transforms"
 _CALLERS = ("torch._functorch.predispatch", _FUNC)
@@ -193,6 +193,7 @@ builtin(functorch._unwrap_for_grad)(_unwrap)
 
 @special_by_name(_FUNC, "_autograd_grad")
 def _autograd_grad(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    check_anomalies(tx)
     found = tx.from_python(_gradients).realize().call(tx, args, kwargs)
     inputs = _sequence(args[1] if len(args) > 1 else kwargs["inputs"])
     level = tx.level_of.get(id(inputs[0])) if inputs else None
@@ -330,6 +331,7 @@ def _grad(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if torch.is_inference_mode_enabled() or tx.hooked:
         where = "with hooks that the region has set on tensors from outside" if tx.hooked else "in inference mode"
         raise _refuse(f"torch.autograd.grad {where}")
+    check_anomalies(tx)
     check_history(tx, outputs, inputs)
     tx.went_back = True
     tx.side.epoch += 1  # where autograd refuses, it may have freed some of what a later pass needs
@@ -356,6 +358,19 @@ def _tensors(tx: Capture, value: Value) -> list[TensorValue]:
     if len(found) != len(items):
         raise _refuse("torch.autograd.grad of other than tensors")
     return found
+
+
+def check_anomalies(tx: Capture) -> None:
+    """Where a program has anomalies detected, autograd looks at each gradient, which no graph does for its own.
+
+    Raises:
+        GraphBreak: it has.
+    """
+    ask = lambda tx: tx.guards.now(torch.is_anomaly_enabled, "whether anomalies are detected")
+    if ask(tx):
+        brk = _refuse("a derivative in the region while anomalies are detected")
+        brk.guard = ask  # also where the graph ends further out
+        raise brk
 
 
 def check_history(tx: Capture, outputs: list[TensorValue], inputs: list[TensorValue]) -> None:

@@ -56,4 +56,5 @@ def test_a_cache_that_does_not_check_is_seen(hostile, monkeypatch, check):
         monkeypatch.setattr(cache.KernelCache, "contents", lambda self, lib: lib.read_bytes() if lib.is_file() else None)
     else:
         monkeypatch.setattr(cache, "_checksum", lambda entry: entry.get("checksum", ""))
-    assert any(hostile.run("kernel-cache", seed) for seed in range(400))
+    # One of about 150 tells, which ones depends on the entries' names: of 400 none did once.
+    assert any(hostile.run("kernel-cache", seed) for seed in range(4000))

@@ -5,7 +5,6 @@ Nothing here needs the interpreter, so that code which comes from a store runs w
 
 from __future__ import annotations
 
-import functools
 import sys
 import traceback
 import types
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture import _native
+from dynamo_capture.rules import code_of
 from prims.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -63,10 +63,7 @@ def _raised_where_saved(error: BaseException) -> bool:
     hooks = _hooks_in_use(True)
     if hooks is None:
         return False
-    pack: Any = hooks[0]
-    while isinstance(pack, functools.partial):
-        pack = pack.func
-    code = getattr(pack if hasattr(pack, "__code__") else type(pack).__call__, "__code__", None)
+    code = code_of(hooks[0])
     return code is not None and any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 

@@ -17,7 +17,7 @@ import torch
 import prims
 
 __all__ = ["GENERATOR_FLAGS", "is_c_enumeration", "is_library_class", "is_library_file", "is_library_name",
-           "is_set_anew", "is_state", "is_users_file", "runs_around", "runs_without_hook", "skip_reason",
+           "code_of", "is_set_anew", "is_state", "is_users_file", "runs_around", "runs_without_hook", "skip_reason",
            "take_as_fixed"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
@@ -207,10 +207,10 @@ def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:
     name = globals_.get("__name__")
     if code.co_filename.startswith(_WITHOUT_HOOK) or (isinstance(name, str) and name.startswith("aot_autograd.")):
         return True
-    return any(_code_of(callback) is code for callback in gc.callbacks)
+    return any(code_of(callback) is code for callback in gc.callbacks)
 
 
-def _code_of(callback: Any) -> types.CodeType | None:
+def code_of(callback: Any) -> types.CodeType | None:
     """The code that runs when it is called, of functions, methods, partial objects and instances of classes."""
     while isinstance(callback, functools.partial):
         callback = callback.func

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -371,6 +372,9 @@ def test_many_threads_take_over_one_program():
     for thread in threads:
         thread.join()
     assert not failures, failures
+    assert sum(b.programs for b in fn.report().background), fn.report()  # taken over while all of them called
+    for width in (3, 4, 5):  # whichever of them came just before the end, and was still to be compiled
+        settle(functools.partial(fn, torch.ones(4, width), 2.0), fn.report)
     report = fn.report()
     assert report.kernels and report.verdict == "compiled", report
 

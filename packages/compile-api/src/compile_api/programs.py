@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import sys
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ import torch
 from prims.artefact import Artefact, NotPortable, artefact_of, from_bytes, register_loader, restore, to_bytes
 from prims.disk.cache import Entries
 from prims.disk.folders import UnsafeFolder, private_folder, read_private, warn_of, write_private
+from prims.disk.room import Room
 from prims.errors import StoredGraphError
 from prims.forking import lock
 from prims.ir import Envelope
@@ -41,10 +41,6 @@ _MAX_PROGRAM = 1 << 30
 #: Variants of one frame that are kept.
 _MAX_VARIANTS = 16
 _SUFFIX = ".program"
-#: Seconds after which a file that is still being written has nobody who writes it.
-_ABANDONED = 3600
-#: By folder, the bytes that were free when it was last looked through, less what this process has written since.
-_room: dict[Path, int] = {}
 
 
 class ProgramFolder:
@@ -57,7 +53,7 @@ class ProgramFolder:
 
     def __init__(self, root: str | os.PathLike[str], limit: int) -> None:
         self.root = Path(root)
-        self.limit = limit
+        self._room = Room(self.root, f"*/*{_SUFFIX}", limit)
 
     def find(self, key: str) -> Iterator[Artefact]:
         """The programs under a key, the newest first, which count as used. What is damaged or another's is left out."""
@@ -93,8 +89,7 @@ class ProgramFolder:
         write_private(path, data)
         for old in self._files(self.root / key)[_MAX_VARIANTS:]:
             _unlink(old)
-        room = _room.get(self.root, -1) - len(data)
-        _room[self.root] = self._evict(path) if room < 0 else room
+        self._room.written(path, len(data))
         return path
 
     def contents(self, key: str, path: Path) -> Artefact | None:
@@ -137,23 +132,6 @@ class ProgramFolder:
                     with contextlib.suppress(OSError):
                         found.append((each.stat(follow_symlinks=False).st_mtime_ns, each.path))
         return [Path(path) for _, path in sorted(found, reverse=True)]
-
-    def _evict(self, keep: Path) -> int:
-        """Remove what was used least recently, to the limit, and what killed writers left; returns the bytes free."""
-        files = []
-        for path in self.root.glob("*/*"):
-            with contextlib.suppress(OSError):
-                info = path.lstat()
-                if path.name.endswith(_SUFFIX):
-                    files.append((info.st_mtime, info.st_size, path))
-                elif path.name.startswith(".new-") and info.st_mtime < time.time() - _ABANDONED:
-                    _unlink(path)
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total > self.limit and path != keep:
-                _unlink(path)
-                total -= size
-        return self.limit - total
 
     def _strange(self, what: str) -> None:
         warn_of(str(self.root), what, "Remove it, so that it is made anew.")

@@ -25,6 +25,7 @@ from prims.disk.folders import (
     warn_of,
     write_private,
 )
+from prims.disk.room import Room
 
 __all__ = ["Entries", "KernelCache", "open_cache"]
 
@@ -80,10 +81,10 @@ class KernelCache:
 
     def __init__(self, folder: str | os.PathLike[str], limit: int = 4 << 30, suffix: str = ".so") -> None:
         self.root = Path(folder)
-        self.limit = limit
         self.suffix = suffix
         self.entries = Entries(self.root / "entries")
         self.libs = self.root / "lib"
+        self._room = Room(self.libs, f"*{suffix}", limit)
 
     def prepare(self) -> None:
         """Create the folders, for their owner only.
@@ -140,36 +141,34 @@ class KernelCache:
             OSError: it cannot be written; the cause was warned of.
         """
         lib = self.libs / f"{hashlib.sha256(data).hexdigest()}{self.suffix}"
+        new = False
         try:
             if not os.path.lexists(lib) or not self.verified(lib):  # one that is there may be damaged
                 write_private(lib, data)
+                new = True
             for key, symbol in symbols.items():
                 self.entries.keep(key, {"lib": lib.stem, "symbol": symbol})
         except OSError as error:
             why = f"nothing can be written into it ({error.strerror or error})"
             self._strange(why, "Make room or give it write permission, or set QUINTET_CACHE_DIR to another folder.")
             raise
-        self._evict(keep=lib)
+        if new:
+            self._forget(self._room.written(lib, len(data)))
         return lib
 
     def _strange(self, what: str, todo: str = _EMPTY_IT) -> None:
         warn_of(self.root, what, todo)
 
-    def _evict(self, keep: Path) -> None:
-        files = []
-        for path in self.libs.glob(f"*{self.suffix}"):
+    def _forget(self, libs: list[Path]) -> None:
+        """The entries of libraries that were removed."""
+        gone = {lib.stem for lib in libs}
+        for path in self.entries.folder.glob("*.json") if gone else ():
             try:
-                info = path.lstat()
-            except OSError:
+                entry = self.entries.find(path.stem)
+            except ValueError:
                 continue
-            files.append((info.st_mtime, info.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self.limit:
-                return
-            if path != keep:
+            if entry is not None and entry.get("lib") in gone:
                 _unlink(path)
-                total -= size
 
 
 def open_cache(folder: str, kind: str, limit: int, suffix: str = ".so") -> KernelCache | None:

@@ -5,6 +5,7 @@ Programs are not kept by default: tests look at what a capture does, and at prog
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -31,6 +32,13 @@ def _samples_without_stacks():
             if name in sys.modules:
                 patch.setattr(sys.modules[name], "extract_test_fn", lambda: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports_are_no_garbage():
+    """A million objects of libraries need not be looked through by each collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

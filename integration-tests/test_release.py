@@ -195,6 +195,15 @@ def custom_backward(x):
     return Sine.apply(x) * 2
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _only_what_is_new_is_collected():
+    """A collection before each program looks at what the programs made, and not at all that was imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def alive_after(fn, grad):
     """Whether an input is alive after ``fn`` has run (and trained) on it and everything was dropped."""
     gc.collect()

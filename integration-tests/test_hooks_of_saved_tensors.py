@@ -181,6 +181,22 @@ def test_a_compiled_block_in_a_checkpoint(name, early_stop):
     assert report.verdict == "compiled" and report.kernels and not report.fallbacks
 
 
+def test_what_is_checkpointed_where_a_region_ends_is_compiled_if_compiled_itself():
+    """As the message of the break says."""
+    torch.manual_seed(0)
+    theirs = BLOCKS["norm"]()
+    ours = copy.deepcopy(theirs)
+    block, x = compile_api.compile(ours), torch.randn(8, 6)
+    whole = compile_api.compile(lambda h: checkpoint(block, h * 2, use_reentrant=False).square().mean())
+    for _ in range(2):
+        whole(x).backward()
+        checkpoint(theirs, x * 2, use_reentrant=False).square().mean().backward()
+    torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in theirs.parameters()])
+    torch.testing.assert_close(list(ours.buffers()), list(theirs.buffers()))
+    assert [brk.reason for brk in whole.report().breaks if "[QB27]" in brk.reason]
+    assert block.report().verdict == "compiled" and block.report().kernels
+
+
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_dropout_of_a_compiled_block_in_a_checkpoint(early_stop):
     """Both passes draw the same numbers: what was dropped has no gradient, what stayed has twice."""

@@ -20,6 +20,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import compile_api
 from dynamo_capture.breaks import REASONS
@@ -301,6 +302,18 @@ def marked(x):
     y = x * 2
     torch._dynamo.mark_dynamic(x, 0)  # HERE
     return y
+
+
+@says("QB27", "side effects")
+def checkpointed(x):
+    seen = torch.zeros(4)
+
+    def block(h):
+        seen.add_(1)
+        return h.sin()
+
+    y = x.detach().requires_grad_()
+    return checkpoint(block, y, use_reentrant=False) + seen  # HERE
 
 
 @says("QB03", "compile()", "looks at its own variables by name")

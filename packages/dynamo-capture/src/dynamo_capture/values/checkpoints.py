@@ -63,14 +63,14 @@ def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     options = {name: _option(rest, name, None) for name in _OPTIONS if name in rest}
     context = rest.pop("context_fn", None)
     if context is not None and getattr(context.realize(), "fn", None) is not torch_checkpoint.noop_context_fn:
-        raise GraphBreak("QB12", "checkpoint with a context_fn")
+        raise GraphBreak("QB27", "it has a context_fn")
     if reentrant is None:
-        raise GraphBreak("QB12", "checkpoint without use_reentrant, which warns")
+        raise GraphBreak("QB27", "it has no use_reentrant, which warns")
     if not torch.is_grad_enabled():
         return function.call(tx, inputs, rest)
     if reentrant:
         if rest or not any(isinstance(v, TensorValue) and v.example.requires_grad for v in inputs):
-            raise GraphBreak("QB12", "reentrant checkpoint without an input that needs a gradient")
+            raise GraphBreak("QB27", "it is reentrant, and no input needs a gradient")
         options = {name: value for name, value in options.items() if name == "preserve_rng_state"}
     return _captured(tx, function, inputs, rest, options)
 
@@ -90,7 +90,7 @@ def _captured(
         tensors: list[TensorValue] = []
         rebuilt = _taken_apart(tx, result, tensors)
         if side.reached([function, *inputs, *kwargs.values()]) or builder.writes_outside() or _changed(tx.modes, modes):
-            raise GraphBreak("QB12", "a checkpointed function with side effects, which would happen twice")
+            raise GraphBreak("QB27", "its function has side effects, which happen twice")
         builder.graph.output(tuple(builder.lower(v)[0] for v in tensors))
     finally:
         tx.graph, tx.side = outer, effects
@@ -119,7 +119,7 @@ def _taken_apart(tx: Capture, result: Value, tensors: list[TensorValue]) -> Call
         if isinstance(result, ListValue):
             return lambda found: ListValue([part(found) for part in parts])
         return lambda found: TupleValue([part(found) for part in parts], result.pytype)
-    raise GraphBreak("QB12", "a checkpointed function that returns other than tensors")
+    raise GraphBreak("QB27", "its function returns other than tensors")
 
 
 def _changed(now: dict[Any, tuple[Any, Any]], before: dict[Any, tuple[Any, Any]]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import os
@@ -373,8 +372,8 @@ def test_many_threads_take_over_one_program():
         thread.join()
     assert not failures, failures
     assert sum(b.programs for b in fn.report().background), fn.report()  # taken over while all of them called
-    for width in (3, 4, 5):  # whichever of them came just before the end, and was still to be compiled
-        settle(functools.partial(fn, torch.ones(4, width), 2.0), fn.report)
+    widths = [torch.ones(4, width) for width in (3, 4, 5)]  # one may have come just before the end
+    settle(lambda: [fn(x, 2.0) for x in widths], fn.report)
     report = fn.report()
     assert report.kernels and report.verdict == "compiled", report
 

@@ -200,8 +200,6 @@ def _only_what_is_new_is_collected():
     """A collection before each program looks at what the programs made, and not at all that was imported."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def alive_after(fn, grad):

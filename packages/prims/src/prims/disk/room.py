@@ -3,7 +3,7 @@
 The length of the file ``.held`` is the size of all files in blocks of :data:`_BLOCK` bytes: who writes a file appends
 as many bytes, in one system call that no other writer can come between. Only where that passes the limit are the files
 looked at, the least recently used removed, and the length set to what was found. Losing ``.held``, or finding anything
-else in its place, costs looking at the files once.
+else in its place, costs looking at the files once; cut short, it lets the folder grow by what it no longer counts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Room:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
                     removed.append(path)
-                total -= size
+                    total -= size
         self._forget_abandoned()
         self._set(total)
         return removed

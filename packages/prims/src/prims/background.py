@@ -23,6 +23,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prims.forking import beside, lock
 
@@ -174,10 +175,22 @@ def _end() -> None:
         thread = _thread
     if thread is None or thread.ident is None:
         return
+    sys.unraisablehook = _quiet(sys.unraisablehook)
+    threading.excepthook = _quiet(threading.excepthook)
     until = time.monotonic() + _LAST
     while thread.is_alive() and time.monotonic() < until:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Stopped))
         thread.join(0.2)
+
+
+def _quiet(hook: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A hook that is not told of the stop: where it meets a destructor or a callback, Python reports and drops it."""
+
+    def told(args: Any) -> None:
+        if args.exc_type is not _Stopped:
+            hook(args)
+
+    return told
 
 
 def _forget() -> None:

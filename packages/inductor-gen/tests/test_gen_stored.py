@@ -410,7 +410,7 @@ def test_a_damaged_library_of_the_cache_is_replaced(tmp_path: Path) -> None:
     artefact, options = graph.artefact(), OPTIONS.replace(cache_dir=str(tmp_path))
     libraries.forget_loaded()
     restore(artefact, options=options)
-    kept = {path: path.read_bytes() for path in (tmp_path / "cpu" / "lib").iterdir()}
+    kept = {path: path.read_bytes() for path in (tmp_path / "cpu" / "lib").glob("*.so")}
     for path, data in kept.items():
         path.unlink()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

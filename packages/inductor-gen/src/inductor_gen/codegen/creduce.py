@@ -16,6 +16,7 @@ from prims.spec import expr as ex
 
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
+    from prims.spec.expr import Expr
 
 __all__ = ["TILE", "Stage"]
 
@@ -59,7 +60,7 @@ class Stage:
         # A loop with calls is vectorised where the compiler leaves no branch in it. Else a stretch is one chain.
         chooses = any(v.op in _CHOOSING for v in self.vals)
         calls = chooses and any(templates.calls_libm(v.op) or v.dtype == torch.float16 for v in self.vals)
-        self.one_chain = calls or not self.tiled and any(self._is_scalar(v) for v in self.vals)
+        self.one_chain = calls or not (self.tiled or kernel.short) and any(self._is_scalar(v) for v in self.vals)
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown
             self.blocked = True
@@ -72,7 +73,7 @@ class Stage:
         self.noted = bool(self.args) and not ordered and last > NOTED and not self.in_order
         if self.noted:
             self.blocked, self.block = True, NOTED
-        self.two_level = (self.blocked or len(loops) > 1) and not self.in_order
+        self.two_level = (self.blocked or len(loops) > 1) and not self.in_order and not kernel.short
 
     def _is_scalar(self, v: Val) -> bool:
         """Is the innermost loop not, or not surely, vectorised, by what computes a value or where it is?"""
@@ -149,7 +150,7 @@ class Stage:
 
     def _keeps_nan(self) -> bool:
         """Does an extreme stay NaN once it is? Those of several lanes or threads are taken together by comparison."""
-        return self.tiled and not self.k.split_inner
+        return (self.tiled or self.k.short) and not self.k.split_inner
 
     def partial(self, r: Val) -> str:
         """The accumulator that the innermost loop updates."""
@@ -258,6 +259,7 @@ class Stage:
         if self.k.split_inner:
             self.w.line(self.k._team(1, " ".join(self.clauses("total"))))
         for depth, v in enumerate(around):
+            self._unroll(v)
             self.k.loop(v)
             self.place(self.loops[: depth + 1])
         if self.blocked:
@@ -293,8 +295,9 @@ class Stage:
             self.w.close(2)
             return
         def emit(start: str, stop: str, holds: Mapping[int, bool]) -> None:
-            if plain:
+            if plain and not self.k.short:
                 self.w.line(" ".join([self.k.simd(), *self.clauses("partial")]))
+            self._unroll(self.loops[-1])
             self.k.loop(self.loops[-1], start, stop)
             self.statements(holds)
             self.w.close()
@@ -302,6 +305,10 @@ class Stage:
         self._begin_notes()
         self.k.cut([v for v in self.vals if v.id not in self.done], self.loops[-1], start, stop, emit)
         self._end_notes()
+
+    def _unroll(self, v: Expr) -> None:
+        if self.k.short:
+            self.w.line(f"#pragma GCC unroll {self.k.body.space[v].value}")
 
     def _row_position(self) -> str:
         position = ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from inductor_gen.extern.attention import BACKWARD, FORWARD
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.rewrite import activations, concatenations, convolutions, heads, impossible, masks, products
+from inductor_gen.rewrite import activations, concatenations, convolutions, heads, impossible, masks, maxima, products
 from inductor_gen.rewrite.row import Context, Editor, Row, specs
 from prims.errors import VerifierError
 from prims.ir import Fuel
@@ -36,6 +36,7 @@ ROWS = (
     ),
     Row("bias of a convolution", convolutions.biased, convolutions.split_bias, "eager_close", ops=_CONVOLUTIONS),
     Row("convolution of patches", convolutions.is_patches, convolutions.gather, ops=_CONVOLUTIONS),
+    Row("maxima of windows", maxima.windows, maxima.in_loops, "eager_exact", ops=(maxima.POOLING,)),
     Row("products of one matrix", products.siblings, products.together, ops=products.PRODUCTS),
     Row("aligned product", products.unaligned, products.pad, ops=products.PRODUCTS),
 )  # fmt: skip

@@ -1,0 +1,161 @@
+"""On CPUs: reductions of a few steps, through which each vector lane goes by itself, and maxima of small windows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from gen_support import OPTIONS, build, check
+
+import inductor_gen
+from inductor_gen.kernel.nest import STRIP
+
+POOL = torch.ops.aten.max_pool2d_with_indices.default
+UNROLLED = "#pragma GCC unroll"
+
+
+def text(case: Any) -> str:
+    return "\n".join(k.source for k in case.compiled.kernels)
+
+
+def normed(p: Any, x: Any, dims: tuple[int, ...]) -> Any:
+    """Deviations from a mean of dimensions, over their root mean square: three loops."""
+    if x.dtype == torch.bfloat16:
+        x = p.convert(x, torch.float32)
+    count = math.prod(x.shape[d] for d in dims)
+    rest = tuple(d for d in range(x.ndim) if d not in dims)
+    spread = lambda y: p.broadcast(p.div(y, float(count)), tuple(x.shape), rest)
+    d = p.sub(x, spread(p.sum(x, dims)))
+    return p.mul(d, p.rsqrt(p.add(spread(p.sum(p.mul(d, d), dims)), 1e-5)))
+
+
+def softmax(p: Any, x: Any, dims: tuple[int, ...]) -> Any:
+    rest = tuple(d for d in range(x.ndim) if d not in dims)
+    e = p.exp(p.sub(x, p.broadcast(p.amax(x, dims), tuple(x.shape), rest)))
+    return p.div(e, p.broadcast(p.sum(e, dims), tuple(x.shape), rest))
+
+
+FUNCTIONS = {
+    "sum": lambda p, x, dims: p.sum(x, dims),
+    "amax": lambda p, x, dims: p.amax(x, dims),
+    "amin": lambda p, x, dims: p.amin(p.mul(x, -1.0), dims),
+    "norm": normed,
+    "softmax": softmax,
+}
+
+#: Shapes and the dimensions that are reduced: innermost, outermost, in between, two of them.
+PLACES = {
+    "last": (lambda n: (300, n), (1,)),
+    "first": (lambda n: (n, 300), (0,)),
+    "middle": (lambda n: (3, n, 70), (1,)),
+    "two": (lambda n: (300, 2, n // 2 or 1), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_few_steps_are_unrolled_inside_the_lane(name: str, place: str, n: int, dtype: torch.dtype) -> None:
+    shape, dims = PLACES[place][0](n), PLACES[place][1]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype)
+    case = check(lambda p, x: FUNCTIONS[name](p, x, dims), [x])
+    steps = math.prod(shape[d] for d in dims)
+    assert (UNROLLED in text(case)) == (steps <= STRIP)
+
+
+@pytest.mark.parametrize("name", ["amax", "amin", "sum"])
+def test_special_numbers_among_few(name: str) -> None:
+    values = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]
+    x = torch.cartesian_prod(*[torch.tensor(values)] * 3)
+    case = check(lambda p, x: FUNCTIONS[name](p, x, (1,)), [x], exact=True)
+    assert UNROLLED in text(case)
+
+
+def test_sizes_that_change_are_loops() -> None:
+    x = torch.randn(50, 3)
+    case = check(lambda p, x: p.sum(x, (1,)), [x], dynamic={0: [1]})
+    assert UNROLLED not in text(case)
+    wide = torch.randn(50, 40)
+    torch.testing.assert_close(case.compiled(wide)[0], wide.sum(1))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 1000])
+def test_rows_that_fill_no_tile(rows: int, threads: int) -> None:
+    x = torch.randn(rows, 4)
+    check(lambda p, x: normed(p, x, (1,)), [x], options=OPTIONS.replace(threads=threads))
+
+
+# ---- maxima of windows ------------------------------------------------------------------------------------------
+
+
+def pooled(x: torch.Tensor, settings: tuple[Any, ...], **options: Any) -> tuple[Any, torch.Tensor]:
+    """A compiled maximum pooling between two operations, and what eager computes."""
+    compute = lambda x: torch.max_pool2d(x + 1.0, *settings) * 2.0
+    want = compute(x)
+    env = build(
+        lambda p, x: p.mul(p.aten(POOL, p.add(x, 1.0), *map(list, settings))[0], 2.0), [x], strides=[want.stride()]
+    )
+    return inductor_gen.compile_graph(env, options=OPTIONS.replace(**options)), want
+
+
+LAYOUTS = {
+    "rows": lambda x: x,
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "settings",
+    [((2, 2), (2, 2)), ((2, 2), (1, 1)), ((1, 3), (2, 1)), ((4, 1), ()), ((2, 2), (3, 3), (0, 0), (2, 2))],
+    ids=str,
+)
+def test_maxima_of_small_windows_are_loops(settings: tuple[Any, ...], layout: str, dtype: torch.dtype) -> None:
+    values = torch.tensor([0.0, -0.0, -1.0, 2.5, math.inf, -math.inf, math.nan, 1.0], dtype=dtype)
+    places = torch.randint(len(values), (2, 3, 12, 11), generator=torch.Generator().manual_seed(1))
+    x = LAYOUTS[layout](values[places])
+    compiled, want = pooled(x, settings)
+    got = compiled(x)[0]
+    assert "max_pool" not in compiled.source and got.stride() == want.stride()
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    finite = want == 0
+    assert torch.equal(got[finite].signbit(), want[finite].signbit())
+
+
+@pytest.mark.parametrize(
+    "settings,dtype",
+    [
+        (((3, 3), (1, 1)), torch.float32),
+        (((2, 2), (2, 2), (1, 1)), torch.float32),
+        (((2, 2), (2, 2)), torch.float16),
+    ],
+    ids=str,
+)
+def test_other_windows_stay_eagers(settings: tuple[Any, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 12, 11).to(dtype)
+    compiled, want = pooled(x, settings)
+    assert "max_pool" in compiled.source
+    torch.testing.assert_close(compiled(x)[0], want, rtol=0, atol=0)
+
+
+def test_a_window_that_reaches_out_of_the_image_stays_eagers() -> None:
+    x = torch.randn(2, 3, 11, 11)
+    for ceil in (False, True):
+        env = build(lambda p, x: p.aten(POOL, x, [2, 2], [2, 2], [0, 0], [1, 1], ceil)[0], [x])
+        compiled = inductor_gen.compile_graph(env, options=OPTIONS)
+        assert ("max_pool" in compiled.source) == ceil
+        assert torch.equal(compiled(x)[0], torch.max_pool2d(x, 2, 2, 0, 1, ceil))
+
+
+def test_places_that_are_read_are_eagers() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    compiled = inductor_gen.compile_graph(build(lambda p, x: p.aten(POOL, x, [2, 2]), [x]), options=OPTIONS)
+    assert "max_pool" in compiled.source
+    for got, want in zip(compiled(x), torch.nn.functional.max_pool2d(x, 2, return_indices=True), strict=True):
+        assert torch.equal(got, want)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing._internal import common_methods_invocations
 
 import compile_api
 
@@ -19,8 +21,10 @@ def softmax_gradients():
     for name, dtype in itertools.product(("_softmax_backward_data", "_log_softmax_backward_data"), TYPES):
         call = getattr(aten, name)
         for given, dim, shape in itertools.product(dict.fromkeys((dtype, torch.float32)), (1, 2), ((2, 3), (), (0, 3))):
+
             def program(x, call=call, dtype=dtype, given=given, dim=dim):
                 return call(x.to(dtype), x.to(dtype), dim if x.ndim else 0, given)
+
             yield f"{name} of {dtype}, {given}, {dim}, {shape}", program, torch.ones(shape)
         for other in (torch.float64, torch.float16):
             yield (
@@ -32,7 +36,11 @@ def softmax_gradients():
 
 def one_hots():
     for shape, classes in itertools.product(((), (0,), (3,), (2, 0)), (-1, 0, 1, 2, -2)):
-        yield f"one_hot({shape}, {classes})", lambda x, n=classes: F.one_hot(x, n), torch.zeros(shape, dtype=torch.int64)
+        yield (
+            f"one_hot({shape}, {classes})",
+            lambda x, n=classes: F.one_hot(x, n),
+            torch.zeros(shape, dtype=torch.int64),
+        )
 
 
 def repeats():
@@ -51,7 +59,17 @@ def repeats():
 
 
 def pixels():
-    shapes = ((4, 0, 1), (1, 4, 0, 2), (0, 4, 2, 2), (0, 1, 2, 2), (1, 0, 2), (2, 4, 0, 0), (3, 0, 4), (0, 3, 3, 3), (4, 2, 2))
+    shapes = (
+        (4, 0, 1),
+        (1, 4, 0, 2),
+        (0, 4, 2, 2),
+        (0, 1, 2, 2),
+        (1, 0, 2),
+        (2, 4, 0, 0),
+        (3, 0, 4),
+        (0, 3, 3, 3),
+        (4, 2, 2),
+    )
     for call, shape in itertools.product((F.pixel_shuffle, F.pixel_unshuffle), shapes):
         yield f"{call.__name__}{shape}", lambda x, call=call: call(x * 1, 2), torch.ones(shape, requires_grad=True)
 
@@ -79,3 +97,56 @@ def test_as_in_eager(name):
     if len(theirs) == 4:
         assert torch.equal(ours[2], theirs[2])
         assert (ours[3] is None) == (theirs[3] is None) and (ours[3] is None or torch.equal(ours[3], theirs[3]))
+
+
+# ---- mistakes of a program: eager's error, where eager raises it, and no word of ours ----------------------------------
+
+MISTAKES = {
+    "addmm_": lambda x: x.clone().addmm_(torch.zeros(3, 5), torch.zeros(4, 4)),
+    "baddbmm_": lambda x: x[None].clone().baddbmm_(torch.zeros(1, 3, 5), torch.zeros(1, 4, 4)),
+    "masked_fill_": lambda x: x.clone().masked_fill_(torch.zeros(3, 5) > 0, 1.0),
+    "index_add_": lambda x: x.clone().index_add_(0, torch.tensor([0, 1]), torch.zeros(3, 4)),
+    "put_": lambda x: x.clone().put_(torch.tensor([0, 1]), torch.zeros(3)),
+    "overlapping": lambda x: torch.gather(x, 0, torch.zeros(3, 4, dtype=torch.int64), out=x),
+    "after compiled work": lambda x: (x.sin() * 2).exp().clone().addmm_(torch.zeros(3, 5), torch.zeros(4, 4)),
+    "with gradients": lambda x: (x.requires_grad_().sin() * 2).addmm_(torch.zeros(3, 5), torch.zeros(4, 4)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_eagers_error_and_nothing_else(name):
+    x = torch.ones(3, 4)
+    theirs = outcome(MISTAKES[name], x)
+    compiled = compile_api.compile(MISTAKES[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", compile_api.errors.CompileWarning)
+        for _ in range(2):
+            assert outcome(compiled, x) == theirs and len(theirs) == 2
+
+
+ERRORS = {
+    f"{op.name} {op.variant_test_name}": op
+    for op in common_methods_invocations.op_db
+    if op.error_inputs_func is not None and op.name not in ("complex", "cat")  # which take the device for a text
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_of_pytorchs_own_database(name):
+    """The calls that PyTorch's tests expect to fail: the same exception and text, and no warning of ours."""
+    op = ERRORS[name]
+    for case in op.error_inputs(torch.device("cpu")):
+        given = case.sample_input
+        call = lambda *args, **kwargs: op(*args, **kwargs)
+        theirs = _refusal(call, given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", compile_api.errors.CompileWarning)
+            assert _refusal(compile_api.compile(call), given) == theirs
+
+
+def _refusal(call, given):
+    try:
+        call(given.input, *given.args, **given.kwargs)
+    except Exception as error:
+        return type(error), str(error)
+    return None

@@ -13,7 +13,7 @@ from aot_autograd.runtime.inference import build_inference
 from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run
 from aot_autograd.runtime.stored import outside_autocast
 from aot_autograd.trace.outcome import Joint, Outcome, finish_inference, finish_joint, trace
-from prims.eager import leave_to_eager
+from prims.eager import run_instead
 from prims.errors import Unsupported, UserError
 from prims.forking import compiling
 from prims.ir import Envelope
@@ -171,8 +171,8 @@ def _leave_to_eager(
     unsupported = isinstance(error, Unsupported)
     reason = error.reason if unsupported else f"{type(error).__name__}: {error}"  # type: ignore[attr-defined]
     where = error.where if unsupported else None  # type: ignore[attr-defined]
-    leave_to_eager(report, options, "aot_autograd", reason, where, cause=error)
-    return gm.forward  # hooks that the program has put on all modules are none of the graph's business
+    # Hooks that the program has put on all modules are none of the graph's business.
+    return run_instead(gm.forward, report, options, "aot_autograd", reason, where, cause=error)
 
 
 @compiling()

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from compile_api.environment import unsupported_device
-from compile_api.guarded import Guarded, eager_graph, fall_back
+from compile_api.guarded import Guarded, eager_graph, eagerly_instead
 from compile_api.programs import DiskGraphs, graphs_of
 from prims.artefact import Artefact, NotPortable
 from prims.eager import leave_to_eager
@@ -142,8 +142,8 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
             if asks_data(error, gm.meta.get("envelope")):
                 raise
             of_the_users = f"It is an error of the backend {name!r}: options={{'strict': True}} raises it."
-            fall_back(f"backend {name}", error, options, report, todo=None if name in _BUILTIN else of_the_users)
-            return gm.forward
+            todo = None if name in _BUILTIN else of_the_users
+            return eagerly_instead(gm.forward, f"backend {name}", error, options, report, todo)
         if not says_itself:
             report.status("graph", "compiled")
         if options.debug:
@@ -341,8 +341,7 @@ class _Generator:
         except Exception as error:
             if asks_data(error, env):
                 raise
-            fall_back(stage, error, self.options, self.report)
-            return eager_graph(env)
+            return eagerly_instead(eager_graph(env), stage, error, self.options, self.report)
         guarded = Guarded(compiled, env, drawn_devices(env), self.options, self.report)
         return _looked_at(guarded, env, self.options, self.report)
 

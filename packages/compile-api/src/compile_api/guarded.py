@@ -14,7 +14,7 @@ import torch
 from prims.artefact import Artefact, NotPortable, child_of, restore
 from prims.coding import decoded, encoded
 from prims.collectives import exchanges
-from prims.eager import leave_to_eager
+from prims.eager import leave_to_eager, run_instead
 from prims.errors import InvalidData, QuintetError, Refused, StoredGraphError, Unsupported
 from prims.generators import RandomState
 from prims.ir import Envelope
@@ -24,7 +24,7 @@ from prims.report import Report
 from prims.spec import TensorSpec
 from prims.stance import raises_defects
 
-__all__ = ["KIND", "Guarded", "eager_graph", "fall_back", "load"]
+__all__ = ["KIND", "Guarded", "eager_graph", "eagerly_instead", "fall_back", "load"]
 
 KIND = "compile_api.guarded"
 _VERSION = "1"
@@ -40,6 +40,24 @@ def fall_back(
     A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and says how. ``todo``: what there
     is to do about this one.
     """
+    reason, todo = _why(stage, error, options, report, todo)
+    where = getattr(error, "where", None)
+    leave_to_eager(report, options if refuses else None, stage, reason, where, todo=todo, cause=error)
+
+
+def eagerly_instead(
+    run: Callable[..., Any], stage: str, error: Exception, options: Options, report: Report, todo: str | None = None
+) -> Callable[..., Any]:
+    """As :func:`fall_back`, of a region that was never compiled: what runs, and warns (``prims.eager.run_instead``)."""
+    reason, todo = _why(stage, error, options, report, todo)
+    where = getattr(error, "where", None)
+    return run_instead(run, report, options, stage, reason, where, todo=todo, cause=error)
+
+
+def _why(
+    stage: str, error: Exception, options: Options, report: Report, todo: str | None
+) -> tuple[str, str | None]:  # fmt: skip
+    """The reason, and what to do about it; raises the error where it is to be raised."""
     if raises_defects(options, report, error):
         raise error
     if isinstance(error, torch.OutOfMemoryError):
@@ -47,8 +65,7 @@ def fall_back(
     else:
         reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
     log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
-    where = getattr(error, "where", None)
-    leave_to_eager(report, options if refuses else None, stage, reason, where, todo=todo, cause=error)
+    return reason, todo
 
 
 _WITH_LESS_MEMORY = (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from prims.background import keep_warning
 from prims.errors import CompileWarning, NotCompiled, Unsupported, UserError
@@ -12,7 +14,7 @@ from prims.options import Options
 from prims.report import Report
 from prims.stance import current
 
-__all__ = ["leave_to_eager", "warn_user"]
+__all__ = ["leave_to_eager", "run_instead", "warn_user"]
 
 #: Whose frames stand between the user's line and a warning.
 _NOT_THE_USERS = frozenset((
@@ -66,9 +68,43 @@ def leave_to_eager(
         raise NotCompiled(
             f"fullgraph=True, but this runs eagerly: {reason}" + (f"\n  {todo}" if todo else ""), where=at
         ) from cause
-    if not quiet and (report is None or report.warns(reason)):
+    if not quiet:
+        _tell(report, reason, where, todo)
+
+
+def _tell(report: Report | None, reason: str, where: object, todo: str) -> None:
+    if report is None or report.warns(reason):
         at = "" if where is None else f"\n  at {where}"
         warn_user(f"This runs eagerly, without compiled code: {reason}{at}" + (f"\n  {todo}" if todo else ""))
+
+
+def run_instead(
+    run: Callable[..., Any],
+    report: Report | None,
+    options: Options | None,
+    stage: str,
+    reason: str,
+    where: object = None,
+    *,
+    cause: BaseException,
+    todo: str | None = None,
+) -> Callable[..., Any]:
+    """As :func:`leave_to_eager`, with what runs instead; gives that, and the warning waits until it has run once.
+
+    What a stage did not take may be a mistake of the program, such as operands that do not fit: ``run`` raises it as
+    well, at the user's line, and there is nothing to be told.
+    """
+    leave_to_eager(report, options, stage, reason, where, todo=todo, cause=cause, quiet=True)
+    untold, advice = [True], _todo(cause) if todo is None else todo  # nothing here holds the error and its frames
+
+    def run_and_tell(*args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        if untold:
+            untold.clear()
+            _tell(report, reason, where, advice)
+        return result
+
+    return run_and_tell
 
 
 def _todo(error: BaseException | None) -> str:

@@ -13,7 +13,7 @@ from prims.artefact import Artefact, child_of, restore
 from prims.background import Job, is_worker, submit
 from prims.coding import decoded, encoded
 from prims.debug import keep
-from prims.eager import leave_to_eager
+from prims.eager import run_instead
 from prims.errors import NotCompiled, StoredGraphError, Unsupported, UserError
 from prims.forking import compiling, why_cut_off
 from prims.options import Options
@@ -87,8 +87,7 @@ def compile_or_run(
         if raises_defects(options, report, error) or reads_data and asks_data(error, env):
             raise
         reason = f"the {name} graph runs uncompiled: {type(error).__name__}: {error}"
-        leave_to_eager(report, options, "aot_autograd", reason, cause=error)
-        return env.module()
+        return run_instead(env.module(), report, options, "aot_autograd", reason, cause=error)
 
 
 @record

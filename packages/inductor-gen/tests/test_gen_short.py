@@ -153,6 +153,22 @@ def test_a_window_that_reaches_out_of_the_image_stays_eagers() -> None:
         assert torch.equal(compiled(x)[0], torch.max_pool2d(x, 2, 2, 0, 1, ceil))
 
 
+def test_an_image_without_a_batch() -> None:
+    x = torch.randn(3, 8, 9)
+    compiled, want = pooled(x, ((2, 2), (2, 2)))
+    assert "max_pool" not in compiled.source and torch.equal(compiled(x)[0], want)
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+def test_sizes_of_images_that_change_stay_eagers(ceil: bool) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    env = build(lambda p, x: p.aten(POOL, x, [2, 2], [2, 2], [0, 0], [1, 1], ceil)[0], [x], dynamic={0: [2]})
+    compiled = inductor_gen.compile_graph(env, options=OPTIONS)
+    assert "max_pool" in compiled.source
+    other = torch.randn(2, 3, 9, 12)
+    assert torch.equal(compiled(other)[0], torch.max_pool2d(other, 2, 2, 0, 1, ceil))
+
+
 def test_places_that_are_read_are_eagers() -> None:
     x = torch.randn(2, 3, 8, 8)
     compiled = inductor_gen.compile_graph(build(lambda p, x: p.aten(POOL, x, [2, 2]), [x]), options=OPTIONS)

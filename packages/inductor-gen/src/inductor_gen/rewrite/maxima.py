@@ -30,11 +30,11 @@ def windows(node: Node, _: Context) -> Windows | None:
     if node.on_gpu or node.op != POOLING or any(user.kind != "item" or user.args[1] for user in node.users):
         return None
     x, *given = node.args
-    if x.dtype == torch.float16:
+    if x.dtype == torch.float16 or not all(isinstance(size, int) for size in x.spec.shape[-2:]):
         return None
     w = Windows(x.spec, 2, *given, *_DEFAULTS[len(given) - 1 :])
     geometry = zip(w.sizes, w.out, w.stride, w.dilation, w.kernel, strict=True)
-    inside = all(isinstance(size, int) and (out - 1) * s + d * (k - 1) < size for size, out, s, d, k in geometry)
+    inside = all((out - 1) * s + d * (k - 1) < size for size, out, s, d, k in geometry)
     return w if inside and not any(w.padding) and math.prod(w.kernel) <= STRIP else None
 
 
@@ -42,11 +42,11 @@ def in_loops(p: Editor, node: Node, w: Windows) -> None:
     """The greatest of each window, the first of equals."""
     x = node.args[0]
     best: Node | None = None
-    lead = tuple(x.spec.shape[:2])
+    lead = tuple(x.spec.shape[:-2])
     for offset in itertools.product(*map(range, w.kernel)):
         starts = [o * d for o, d in zip(offset, w.dilation, strict=True)]
         stops = [at + (out - 1) * s + 1 for at, out, s in zip(starts, w.out, w.stride, strict=True)]
-        part = p.slice(x, (0, 0, *starts), (*lead, *stops), (1, 1, *w.stride))
+        part = p.slice(x, (*(0,) * len(lead), *starts), (*lead, *stops), (*(1,) * len(lead), *w.stride))
         best = part if best is None else p.maximum(part, best)
     assert best is not None
     for item in list(node.users):

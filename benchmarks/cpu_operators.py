@@ -38,7 +38,7 @@ def between(low: float, high: float, *shape: int) -> torch.Tensor:
 
 
 ANYWHERE = """abs neg sign ceil floor trunc round exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh erf erfc sigmoid isnan
-isinf isfinite signbit relu square sinc frac i0 i0e special.i1 special.i1e special.ndtr special.log_ndtr special.bessel_j0
+isinf isfinite signbit relu square sinc frac i0 special.i0e special.i1 special.i1e special.ndtr special.log_ndtr special.bessel_j0
 nan_to_num logical_not nn.functional.gelu nn.functional.silu nn.functional.mish nn.functional.elu nn.functional.selu
 nn.functional.softplus nn.functional.hardswish nn.functional.hardtanh nn.functional.leaky_relu nn.functional.logsigmoid"""
 POSITIVE = "log log2 log10 log1p sqrt rsqrt reciprocal lgamma digamma special.entr"
@@ -122,6 +122,29 @@ def reductions() -> Iterator[Case]:
     yield "cross_entropy", F.cross_entropy, (x, torch.randint(0, ROWS, (ROWS,)))
 
 
+def short() -> Iterator[Case]:
+    """Reductions of a few steps, and pooling by windows, in both layouts of images."""
+    x = between(-2, 2)
+    for steps in (2, 3, 4, 6):
+        few = between(-2, 2, ROWS * ROWS // steps, steps)
+        for name in ("sum", "amax", "var", "softmax"):
+            yield f"{name} of {steps} steps", lambda a, op=REDUCTIONS[name]: op(a, -1), (few,)
+        yield f"layer_norm of {steps} steps", lambda a, n=steps: F.layer_norm(a, (n,)), (few,)
+    yield "softmax of 4 channels", lambda a: a.softmax(1), (x.view(64, 4, 64, 64),)
+    yield "batch_norm of 4 pixels", lambda a: F.batch_norm(a, None, None, training=True), (x.view(1, -1, 2, 2),)
+    images = x.view(16, 64, 32, 32)
+    for form, dtype in ((f, d) for f in ("contiguous", "channels_last") for d in (torch.float32, torch.bfloat16)):
+        given = images.to(dtype, memory_format=getattr(torch, f"{form}_format" if form == "contiguous" else form))
+        for name, pool in (("max_pool2d", F.max_pool2d), ("avg_pool2d", F.avg_pool2d)):
+            for window, stride, padding in ((2, 2, 0), (3, 2, 1)):
+                settings = f"{window}x{window}, {form}, {dtype}"
+                yield (
+                    f"{name} of {settings}",
+                    lambda a, pool=pool, w=(window, stride, padding): pool(a.relu(), *w),
+                    (given,),
+                )
+
+
 def layouts() -> Iterator[Case]:
     """Operands whose parts lie in several places, and uses of them."""
     x, y = between(-2, 2), between(-2, 2)
@@ -172,7 +195,7 @@ def main() -> None:
         "threads": 1, "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
     found: dict[str, float] = {}
-    for family in (pointwise, reductions, layouts):
+    for family in (pointwise, reductions, short, layouts):
         for name, function, args in family():
             if options.only and not any(part in name for part in options.only):
                 continue

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gen_support import OPTIONS, build, check
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import inductor_gen
 from inductor_gen.kernel.nest import STRIP
@@ -167,6 +168,31 @@ def test_sizes_of_images_that_change_stay_eagers(ceil: bool) -> None:
     assert "max_pool" in compiled.source
     other = torch.randn(2, 3, 9, 12)
     assert torch.equal(compiled(other)[0], torch.max_pool2d(other, 2, 2, 0, 1, ceil))
+
+
+class Watch(TorchDispatchMode):
+    """Notes whether eager's pooling gets its channels innermost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.innermost: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is POOL:
+            self.innermost.append(args[0].stride(1) == 1)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [3, 16, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_eagers_pooling_gets_many_channels_innermost(dtype: torch.dtype, channels: int, layout: str) -> None:
+    x = LAYOUTS[layout](torch.randn(2, channels, 9, 9).to(dtype))
+    compiled, want = pooled(x, ((3, 3), (2, 2), (1, 1)))
+    with Watch() as watch:
+        got = compiled(x)[0]
+    assert got.stride() == want.stride() and torch.equal(got, want)
+    assert watch.innermost == [True] if channels >= 16 else len(watch.innermost) == 1
 
 
 def test_places_that_are_read_are_eagers() -> None:

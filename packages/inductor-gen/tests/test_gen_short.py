@@ -1,4 +1,5 @@
-"""On CPUs: reductions of a few steps, through which each vector lane goes by itself, and maxima of small windows."""
+"""On CPUs: reductions of a few steps, through which each vector lane goes by itself, maxima of small windows, and what is
+inside of borders."""
 
 from __future__ import annotations
 
@@ -201,3 +202,59 @@ def test_places_that_are_read_are_eagers() -> None:
     assert "max_pool" in compiled.source
     for got, want in zip(compiled(x), torch.nn.functional.max_pool2d(x, 2, return_indices=True), strict=True):
         assert torch.equal(got, want)
+
+
+# ---- inside of borders ------------------------------------------------------------------------------------------
+
+
+def windows(p: Any, x: Any, low: int, high: int) -> Any:
+    """Sums over windows of 2x2 of an image with a border."""
+    y = p.pad(x, 0, (0, 0, low, low), (0, 0, high, high))
+    n, c, h, w = y.shape
+    part = lambda a, b: p.slice(y, (0, 0, a, b), (n, c, h - 1 + a, w - 1 + b), (1, 1, 1, 1))
+    return p.add(p.add(part(0, 0), part(0, 1)), p.add(part(1, 0), part(1, 1)))
+
+
+BORDERED = {
+    "windows": lambda p, x: windows(p, x, 1, 1),
+    "wide": lambda p, x: windows(p, x, 4, 3),
+    "above": lambda p, x: p.add(p.pad(x, 0, (0, 0, 2, 0), (0, 0, 0, 0)), 1),
+    "below, of another number": lambda p, x: p.pad(p.mul(x, 2), 7, (0, 0, 0, 0), (0, 0, 3, 0)),
+    "shifted": lambda p, x: p.add(
+        p.pad(p.slice(x, (0, 0, 1, 0), tuple(x.shape), (1, 1, 1, 1)), 0, (0, 0, 0, 0), (0, 0, 1, 0)), x
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("shape", [(2, 5, 6, 40), (1, 16, 3, 3), (2, 3, 1, 1), (1, 1, 2, 70)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BORDERED)
+def test_inside_of_borders_and_on_them(name: str, layout: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    if dtype.is_floating_point:
+        x.view(-1)[::7] = math.inf
+    check(BORDERED[name], [LAYOUTS[layout](x)], exact=True)
+
+
+def test_a_loop_without_conditions_runs_inside_of_a_border() -> None:
+    x = torch.randn(2, 64, 9, 9).to(memory_format=torch.channels_last)
+    case = check(BORDERED["windows"], [x])
+    inside, _, border = text(case).partition("else {")
+    assert border and " ? in" in border
+    assert "#pragma omp simd" in inside and "#pragma omp simd" in border
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_an_image_that_is_border_alone(n: int) -> None:
+    x = torch.full((n, 3, 0, 4), math.nan)
+    check(BORDERED["wide"], [x])
+
+
+def test_sizes_of_bordered_images_that_change() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    case = check(BORDERED["windows"], [x], dynamic={0: [2, 3]})
+    for shape in ((2, 3, 1, 1), (2, 3, 50, 50)):
+        y = torch.randn(shape)
+        want = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(y, (1, 1, 1, 1)), 2, 1) * 4
+        torch.testing.assert_close(case.compiled(y)[0], want)

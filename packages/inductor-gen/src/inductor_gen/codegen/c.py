@@ -22,7 +22,7 @@ loop is vectorised. Values that are expensive and needed in several stages go to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -397,8 +397,34 @@ class _Kernel:
         left = [v for v in self.body.vals if v.id not in done]
         if whole:
             in_stretches(self, draws(self.body, left, lane), lane, emit)("0", self.names.extent(lane), {})
-        else:
+            return
+        inside = [] if one_by_one else self._inside(left, done)
+        if not inside:
             self.cut(left, lane, "0", self.names.extent(lane), emit)
+            return
+        self.w.open("if (" + " & ".join(f"({self.names.val(v)} != 0)" for v in inside if v.op == "test") + ")")
+        for v in inside:
+            self.known(v, True)
+        self.cut(left, lane, "0", self.names.extent(lane), emit)
+        self.w.close()
+        self.w.open("else")
+        emit("0", self.names.extent(lane), {})
+        self.w.close()
+
+    def _inside(self, left: Sequence[Val], done: Collection[int]) -> list[Val]:
+        """The conditions of loads that were computed before a loop over lanes, and the tests that they are made of: all
+        of them hold but at a border, and of loads under conditions a compiler makes slow vectors, or none."""
+        found: dict[int, Val] = {}
+        seen: set[int] = set()
+        stack = [v.args[0] for v in left if v.op == "load" and v.args]
+        while stack:
+            v = stack.pop()
+            if v.id not in seen and v.op in ("test", "logical_and"):
+                seen.add(v.id)
+                stack += v.args
+                if v.id in done:
+                    found[v.id] = v
+        return [found[k] for k in sorted(found)]
 
     def _strip(self, around: list[Expr], lane: Expr) -> Expr | None:
         """A short loop that walks side by side what the lane jumps over: every other element, pairs, small blocks."""

@@ -1,8 +1,7 @@
 """Maximum pooling whose places nobody asks for, on a CPU: a loop over what the windows hold.
 
 Eager's kernel looks for the places too, one element after the other where an image's channels are not innermost. Loops
-compute what comes before and after as well. Where no window reaches out of the image and each has up to STRIP elements,
-they were faster in either layout, for all types but float16 (AMD EPYC, one thread, images of 8 to 112 pixels).
+compute what comes before and after as well.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 
 import torch
 
-from inductor_gen.kernel.nest import STRIP
 from inductor_gen.loops.graph import Node
 from inductor_gen.rewrite.row import Context, Editor
 from prims.decomp.pooling import Windows
@@ -20,6 +18,10 @@ from prims.decomp.pooling import Windows
 __all__ = ["POOLING", "in_loops", "windows"]
 
 POOLING = "aten.max_pool2d_with_indices.default"
+
+#: Elements of a window up to which loops were faster in either layout, for all types but float16, where no window reaches
+#: out of the image (AMD EPYC, one thread, images of 8 to 112 pixels).
+_MOST = 4
 
 #: Stride, padding, dilation, ceil mode.
 _DEFAULTS = ((), (0, 0), (1, 1), False)
@@ -35,7 +37,7 @@ def windows(node: Node, _: Context) -> Windows | None:
     w = Windows(x.spec, 2, *given, *_DEFAULTS[len(given) - 1 :])
     geometry = zip(w.sizes, w.out, w.stride, w.dilation, w.kernel, strict=True)
     inside = all((out - 1) * s + d * (k - 1) < size for size, out, s, d, k in geometry)
-    return w if inside and not any(w.padding) and math.prod(w.kernel) <= STRIP else None
+    return w if inside and not any(w.padding) and math.prod(w.kernel) <= _MOST else None
 
 
 def in_loops(p: Editor, node: Node, w: Windows) -> None:

@@ -19,8 +19,8 @@ __all__ = ["POOLING", "in_loops", "windows"]
 
 POOLING = "aten.max_pool2d_with_indices.default"
 
-#: Elements of a window up to which loops were faster in either layout, for all types but float16, where no window reaches
-#: out of the image (AMD EPYC, one thread, images of 8 to 112 pixels).
+#: Elements of a window up to which loops were faster in either layout, for all types but float16, where no window
+#: reaches out of the image (AMD EPYC, one thread, images of 8 to 112 pixels).
 _MOST = 4
 
 #: Stride, padding, dilation, ceil mode.
@@ -32,7 +32,9 @@ def windows(node: Node, _: Context) -> Windows | None:
     if node.on_gpu or node.op != POOLING or any(user.kind != "item" or user.args[1] for user in node.users):
         return None
     x, *given = node.args
-    if x.dtype == torch.float16 or not all(isinstance(size, int) for size in x.spec.shape[-2:]):
+    if x.dtype == torch.float16 or math.prod(given[0]) > _MOST:
+        return None
+    if not all(isinstance(size, int) for size in x.spec.shape[-2:]):
         return None
     w = Windows(x.spec, 2, *given, *_DEFAULTS[len(given) - 1 :])
     geometry = zip(w.sizes, w.out, w.stride, w.dilation, w.kernel, strict=True)

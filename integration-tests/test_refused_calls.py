@@ -21,10 +21,8 @@ def softmax_gradients():
     for name, dtype in itertools.product(("_softmax_backward_data", "_log_softmax_backward_data"), TYPES):
         call = getattr(aten, name)
         for given, dim, shape in itertools.product(dict.fromkeys((dtype, torch.float32)), (1, 2), ((2, 3), (), (0, 3))):
-
             def program(x, call=call, dtype=dtype, given=given, dim=dim):
                 return call(x.to(dtype), x.to(dtype), dim if x.ndim else 0, given)
-
             yield f"{name} of {dtype}, {given}, {dim}, {shape}", program, torch.ones(shape)
         for other in (torch.float64, torch.float16):
             yield (
@@ -36,11 +34,7 @@ def softmax_gradients():
 
 def one_hots():
     for shape, classes in itertools.product(((), (0,), (3,), (2, 0)), (-1, 0, 1, 2, -2)):
-        yield (
-            f"one_hot({shape}, {classes})",
-            lambda x, n=classes: F.one_hot(x, n),
-            torch.zeros(shape, dtype=torch.int64),
-        )
+        yield f"one_hot({shape}, {classes})", lambda x, n=classes: F.one_hot(x, n), torch.zeros(shape, dtype=torch.int64)
 
 
 def repeats():
@@ -59,17 +53,7 @@ def repeats():
 
 
 def pixels():
-    shapes = (
-        (4, 0, 1),
-        (1, 4, 0, 2),
-        (0, 4, 2, 2),
-        (0, 1, 2, 2),
-        (1, 0, 2),
-        (2, 4, 0, 0),
-        (3, 0, 4),
-        (0, 3, 3, 3),
-        (4, 2, 2),
-    )
+    shapes = ((4, 0, 1), (1, 4, 0, 2), (0, 4, 2, 2), (0, 1, 2, 2), (1, 0, 2), (2, 4, 0, 0), (3, 0, 4), (0, 3, 3, 3), (4, 2, 2))
     for call, shape in itertools.product((F.pixel_shuffle, F.pixel_unshuffle), shapes):
         yield f"{call.__name__}{shape}", lambda x, call=call: call(x * 1, 2), torch.ones(shape, requires_grad=True)
 
@@ -127,7 +111,7 @@ def test_a_mistake_is_eagers_error_and_nothing_else(name):
 ERRORS = {
     f"{op.name} {op.variant_test_name}": op
     for op in common_methods_invocations.op_db
-    if op.error_inputs_func is not None and op.name not in ("complex", "cat")  # which take the device for a text
+    if op.error_inputs_func is not None
 }
 
 
@@ -135,7 +119,7 @@ ERRORS = {
 def test_errors_of_pytorchs_own_database(name):
     """The calls that PyTorch's tests expect to fail: the same exception and text, and no warning of ours."""
     op = ERRORS[name]
-    for case in op.error_inputs(torch.device("cpu")):
+    for case in op.error_inputs("cpu"):
         given = case.sample_input
         call = lambda *args, **kwargs: op(*args, **kwargs)
         theirs = _refusal(call, given)

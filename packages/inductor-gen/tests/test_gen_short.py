@@ -96,10 +96,10 @@ def test_rows_that_fill_no_tile(rows: int, threads: int) -> None:
 
 def pooled(x: torch.Tensor, settings: tuple[Any, ...], **options: Any) -> tuple[Any, torch.Tensor]:
     """A compiled maximum pooling between two operations, and what eager computes."""
-    compute = lambda x: torch.max_pool2d(x + 1.0, *settings) * 2.0
+    compute = lambda x: torch.max_pool2d(-x, *settings) * 2.0
     want = compute(x)
     env = build(
-        lambda p, x: p.mul(p.aten(POOL, p.add(x, 1.0), *map(list, settings))[0], 2.0), [x], strides=[want.stride()]
+        lambda p, x: p.mul(p.aten(POOL, p.neg(x), *map(list, settings))[0], 2.0), [x], strides=[want.stride()]
     )
     return inductor_gen.compile_graph(env, options=OPTIONS.replace(**options)), want
 
@@ -126,8 +126,8 @@ def test_maxima_of_small_windows_are_loops(settings: tuple[Any, ...], layout: st
     got = compiled(x)[0]
     assert "max_pool" not in compiled.source and got.stride() == want.stride()
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
-    finite = want == 0
-    assert torch.equal(got[finite].signbit(), want[finite].signbit())
+    zeros = want[want == 0].signbit()
+    assert torch.equal(got[want == 0].signbit(), zeros) and (zeros.any() and not zeros.all() or math.prod(settings[0]) < 3)
 
 
 @pytest.mark.parametrize(

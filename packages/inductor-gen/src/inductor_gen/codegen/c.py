@@ -12,7 +12,7 @@ shape::
       stage 1: inner loops ...
 
 Over a reduction of up to STRIP steps each vector lane goes by itself, unrolled: one loop with scalars, not several with
-arrays (a batch norm over 4 elements takes 0.6 of the time, and the compiler half of its).
+arrays (a batch norm over 4 elements takes 0.6 of the time).
 
 Sums run in float over short stretches and are collected in double, so that long reductions stay as accurate as
 eager's cascaded ones; under ``Options.batch_invariant`` each goes through its terms one by one, in double, whichever

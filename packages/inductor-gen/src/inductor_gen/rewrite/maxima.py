@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
 from inductor_gen.loops.graph import Node
 from inductor_gen.rewrite.row import Context, Editor
-from prims.decomp.pooling import Windows
+
+if TYPE_CHECKING:
+    from prims.decomp.pooling import Windows
 
 __all__ = ["POOLING", "in_loops", "windows"]
 
@@ -36,6 +39,8 @@ def windows(node: Node, _: Context) -> Windows | None:
         return None
     if not all(isinstance(size, int) for size in x.spec.shape[-2:]):
         return None
+    from prims.decomp.pooling import Windows  # which a program without pooling need not import
+
     w = Windows(x.spec, 2, *given, *_DEFAULTS[len(given) - 1 :])
     geometry = zip(w.sizes, w.out, w.stride, w.dilation, w.kernel, strict=True)
     inside = all((out - 1) * s + d * (k - 1) < size for size, out, s, d, k in geometry)

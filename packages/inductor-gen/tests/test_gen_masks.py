@@ -187,3 +187,39 @@ def test_short_masks_on_the_cpu_are_not_worth_a_question(monkeypatch: pytest.Mon
     for least, asks in ((16, True), (17, False)):
         monkeypatch.setattr(masks, "LONG", least)
         assert (plan_of(lambda p, x: padding(p, x, True), given).question is not None) is asks
+
+
+# ---- masks in other layouts -----------------------------------------------------------------------------
+
+
+def layers(p: Any, q: Any, given: Any) -> Any:
+    """Two attentions under one mask, spread over heads, and the gradients of the second."""
+    mask = p.broadcast(given, (2, 3, 16, 16), (0, 1, 2, 3))
+    first = p.aten(CUDNN, q, q, q, mask, True)
+    out, sums, *_, seed, offset, _ = p.aten(CUDNN, first[0], q, q, mask, True)
+    backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    operands = (out, first[0], q, q, out, sums, seed, offset, mask, None, None, 16, 16, 0.0, False)
+    return (out, *p.aten(backward, *operands)[:3])
+
+
+@pytest.mark.parametrize(
+    "mask, copies",
+    [
+        (torch.zeros(2, 1, 16, 16, dtype=torch.bfloat16), 0),
+        (torch.zeros(2, 1, 16, 32, dtype=torch.bfloat16)[..., :16], 0),
+        (torch.zeros(2, 1, 16, 32, dtype=torch.bfloat16)[..., ::2], 1),
+        (torch.zeros(2, 1, 16, 16, dtype=torch.bfloat16).mT, 1),
+        (torch.zeros(2, 1, 16, 1, dtype=torch.bfloat16).expand(2, 1, 16, 16), 1),
+    ],
+)
+def test_rows_of_masks_are_dense(mask: torch.Tensor, copies: int) -> None:
+    """cuDNN's kernels read any mask as if its rows were: it is laid out anew once, as large as it was."""
+    env = build(layers, [torch.randn(2, 3, 16, 8).bfloat16(), mask], claims=inductor_gen.claims("cuda"))
+    prepared = laid_out(env)
+    attentions = [n for n in prepared.graph.nodes if "attention" in n.op]
+    assert len(attentions) == 3
+    masks = [prepared.externs[n][0][8 if "backward" in n.op else 3] for n in attentions]
+    assert all(m.strides[-1].value == 1 and m.strides[1].value == 0 for m in masks)
+    made = {m.base for m in masks}
+    assert len(made) == 1 and [n.op for n in made if n.kind != "input"] == ["copy"] * copies
+    assert [e.value for e in made.pop().shape] == [2, 1, 16, 16]

@@ -5,6 +5,7 @@ The operator that C++ takes for numbers cannot be asked here: a build of PyTorch
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, contiguous_strides
+from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, contiguous_strides, spec_of
+from prims.spec.expr import evaluate
 from prims.spec.rules import attention
 
 GPU = torch.device("cuda")
@@ -57,29 +59,90 @@ def test_symbolic_lengths_take_one_fused_kernel_without_a_guard(
     assert tuple(out.shape[:2]) == (2, 4) and type(out.shape[2]) is torch.SymInt and out.shape[3] == head
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("head, dtype", [(64, torch.bfloat16), (64, torch.float32), (12, torch.float16), (256, torch.float16)])
-def test_the_device_is_asked_whether_cudnn_comes_first(first: bool, head: int, dtype: torch.dtype) -> None:
-    """Where it does not, and for operands that cuDNN would not get, the choice is as without cuDNN."""
-    asked: list[torch.device] = []
-
-    def cudnn(device: torch.device) -> bool:
-        asked.append(device)
-        return first
-
-    x = TensorSpec((2, 4, 96, head), dtype, GPU)
-    choice = attention.sdp_choice(x, x, x, None, 0.0, False, cudnn=cudnn)
-    suits = dtype != torch.float32 and head % 8 == 0 and head <= 128
-    assert asked == ([GPU] if suits else [])
-    usual = attention.EFFICIENT if dtype == torch.float32 else attention.FLASH
-    assert choice == (attention.CUDNN if suits and first else usual)
+def laid_out(shape: tuple[int, ...], layout: str) -> torch.Tensor:
+    *lead, width = shape
+    return {
+        "dense": torch.empty(shape),
+        "steps": torch.empty(*lead, 2 * width)[..., ::2],
+        "turned": torch.empty(*lead[:-1], width, lead[-1]).transpose(-1, -2),
+        "one for all": torch.empty(*lead, 1).expand(shape),
+    }[layout]
 
 
-@pytest.mark.parametrize("answer", [attention.CUDNN, attention.FLASH])
-def test_torch_is_asked_even_while_a_program_is_traced(answer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a real tensor, which no mode sees."""
+@pytest.mark.parametrize("layouts", list(itertools.product(("dense", "steps", "turned", "one for all"), repeat=3)))
+@pytest.mark.parametrize("width", [1, 8])
+def test_the_choice_on_a_cpu_is_pytorchs(width: int, layouts: tuple[str, ...]) -> None:
+    q, k, v = (laid_out((2, 4, 6, width), layout) for layout in layouts)
+    assert attention.sdp_choice(spec_of(q), spec_of(k), spec_of(v), None, 0.0, False) == torch._fused_sdp_choice(q, k, v)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What PyTorch is asked about, with a GPU as the CPU."""
+    seen: list[Any] = []
+
+    def choice(*operands: Any, **_: Any) -> int:
+        assert all(type(x) is torch.Tensor for x in operands[:3])
+        seen.append(operands)
+        return attention.FLASH
+
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda q, k, v: answer if type(q) is torch.Tensor else None)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choice)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device, **kw: empty(*sizes, **kw))
+    return seen
+
+
+def given(context: SymbolContext | None, shape: tuple[int, ...]) -> TensorSpec:
+    """Metadata with these sizes; a symbol for each of them but heads and 1, equal ones for equal sizes."""
+    sizes = [n if context is None or n == 1 else context.new_symbol(n, "n", min=2) for n in shape]
+    return TensorSpec(tuple(sizes), torch.float16, GPU)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorch_is_asked_about_small_tensors_like_these(causal: bool, symbolic: bool, asked: list[Any]) -> None:
+    context = SymbolContext() if symbolic else None
+    q, k = given(context, (300, 12, 4096, 64)), given(context, (300, 12, 5000, 64))
     with SymbolicCalls(), Recorder() as recorder:
-        first = attention.cudnn_comes_first(torch.device("cpu"))
-    assert first is (answer == attention.CUDNN) and recorder.calls == []
+        assert attention.sdp_choice(q, k, k, None, 0.0, causal) == attention.FLASH
+    assert recorder.calls == []
+    (small_q, small_k, small_v, mask, dropout, is_causal) = asked[0]
+    assert tuple(small_q.shape) == (2, 2, 2, 64) and mask is None and dropout == 0.0 and is_causal is causal
+    assert tuple(small_k.shape) == tuple(small_v.shape) == (2, 2, 3 if causal else 2, 64)
+    if context is not None:
+        compared = [g for g in context.guards if str(q.shape[2].expr) in str(g.expr)]
+        assert len(compared) == causal  # with the keys' length
+
+
+@pytest.mark.parametrize(
+    "shapes, small",
+    [
+        (((1, 8, 1, 64), (1, 2, 9, 64), None), ((1, 4, 1, 64), (1, 2, 2, 64), None)),
+        (((3, 8, 7, 64), (3, 8, 9, 64), (7, 9)), ((2, 2, 2, 64), (2, 2, 2, 64), (2, 2))),
+        (((3, 8, 7, 64), (3, 8, 9, 64), (3, 1, 1, 9)), ((2, 2, 2, 64), (2, 2, 2, 64), (2, 1, 1, 2))),
+        (((3, 8, 7, 64), (3, 8, 1, 64), (1, 8, 7, 1)), ((2, 2, 2, 64), (2, 2, 1, 64), (1, 2, 2, 1))),
+    ],
+)
+@pytest.mark.parametrize("dense", [True, False])
+def test_ones_shared_heads_and_rows_with_gaps(shapes: Any, small: Any, dense: bool, asked: list[Any]) -> None:
+    specs = [None if s is None else TensorSpec(s, torch.float16, GPU) for s in (shapes[0], shapes[1], shapes[1], shapes[2])]
+    if not dense:
+        last = 2 if specs[3] is None else 3
+        specs[last] = specs[last].replace(strides=tuple(2 * s for s in specs[last].strides))
+    shared = shapes[0][1] != shapes[1][1]
+    attention.sdp_choice(*specs, 0.0, False, shared)
+    (operands,) = asked
+    sizes = [None if x is None else tuple(x.shape) for x in operands[:4]]
+    assert sizes == [small[0], small[1], small[1], small[2]]
+    assert [x.stride(-1) == 1 for x in operands[:4] if x is not None].count(False) == (0 if dense else 1)
+
+
+def test_widths_of_heads_are_guarded_by_what_pytorch_asks(asked: list[Any]) -> None:
+    context = SymbolContext()
+    width = context.new_symbol(80, "width", min=2)
+    x = TensorSpec((2, 4, 6, width), torch.float16, GPU)
+    attention.sdp_choice(x, x, x, None, 0.0, False)
+    assert asked[0][0].shape[3] == 80
+    kept = [n for n in range(2, 300) if all(evaluate(g.expr, {str(width.expr): n}) for g in context.guards)]
+    assert kept == [72, 80, 88, 96, 104, 112, 120, 128]

@@ -1,8 +1,9 @@
-"""Attention as the user called it, or wrote it out (``written``), with a mask that PyTorch's fused kernels take.
+"""Attention as the user called it, or wrote it out (``written``), with operands that PyTorch's fused kernels take.
 
-On a GPU these want the mask's last dimension contiguous. A mask with another layout, such as a relative-position bias
-with its heads innermost, sends eager to separate matrix products and a softmax in float32, many times slower. In a
-traced program a mask without a gradient is laid out anew for them, by the kernel that makes it where there is one.
+On a GPU these want the last dimension of every operand contiguous. A mask with another layout, such as a
+relative-position bias with its heads innermost, or a query that is a slice with steps, sends eager to separate matrix
+products and a softmax in float32, many times slower. In a traced program such operands, but for masks with a gradient,
+are laid out anew for them, by the kernel that makes them where there is one.
 """
 
 from __future__ import annotations
@@ -41,12 +42,22 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *rest: Any,
     **options: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """``F.scaled_dot_product_attention``."""
-    if attn_mask is not None and _on_gpu(query) and attn_mask.dim() >= 2:
+    """``F.scaled_dot_product_attention``, its result laid out as eager's."""
+    if not _on_gpu(query):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **options)
+    given = query, key, value, attn_mask
+    query, key, value = map(_with_dense_rows, (query, key, value))
+    if attn_mask is not None and attn_mask.dim() >= 2:
         needs_gradient = attn_mask.requires_grad and torch.is_grad_enabled()
         if attn_mask.stride(-1) != 1 and not needs_gradient:
             attn_mask = dense_rows(attn_mask)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **options)
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **options)
+    as_given = all(a is b for a, b in zip((query, key, value, attn_mask), given, strict=True))
+    return out if as_given else out.contiguous()
+
+
+def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() < 2 or x.stride(-1) == 1 else x.contiguous()
 
 
 def dense_rows(mask: torch.Tensor) -> torch.Tensor:
@@ -89,9 +100,10 @@ def fused(w: Written, value_of: Callable[[Node], Any]) -> torch.Tensor | None:
         return None
     lead = w.shape[:-2]
     q, k, v = (_led(x.to(spec.dtype), first, lead) for x, first in ((q, w.product), (k, w.product), (v, w.led)))
+    if _on_gpu(q):
+        q, k, v = map(_with_dense_rows, (q, k, v))
     chosen = kernels.sdp_choice(
-        spec_of(q), spec_of(k), spec_of(v), None if w.causal or not masks else spec_of(q), w.dropout, w.causal,
-        cudnn=kernels.cudnn_comes_first,
+        spec_of(q), spec_of(k), spec_of(v), None if w.causal or not masks else spec_of(q), w.dropout, w.causal
     )  # fmt: skip
     if chosen == kernels.MATH:
         return None

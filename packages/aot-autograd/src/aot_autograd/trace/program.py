@@ -7,7 +7,7 @@ abstract tensors stand in their places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import field
 from types import MappingProxyType
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
 
 #: What is called instead of a function that the program names.
-_STAND_INS = {F.scaled_dot_product_attention: attention, F.one_hot: one_hot, **READERS_OF_BITS}
+_STAND_INS: dict[Any, Callable[..., Any]] = {F.one_hot: one_hot, **READERS_OF_BITS}
+#: And where results need not be rounded as eager's.
+_FASTER: dict[Any, Callable[..., Any]] = {**_STAND_INS, F.scaled_dot_product_attention: attention}
 
 
 #: What makes tensors of Python's numbers: of a symbolic one PyTorch takes the lower 32 bits.
@@ -234,7 +236,7 @@ def _interpret(
             elif isinstance(step.target, Vmap):
                 env[step] = _batch(step.target, args, tracer)
             else:
-                env[step] = _run(gm, step, args, kwargs)
+                env[step] = _run(gm, step, args, kwargs, _FASTER if tracer.fast else _STAND_INS)
     raise Unsupported("the graph has no output")
 
 
@@ -246,11 +248,13 @@ def _batch(target: Vmap, args: Sequence[Any], tracer: Tracer) -> Any:
     return target.run(lambda *values: _body(target.graph, list(values), tracer), args[0], args[1:])
 
 
-def _run(gm: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+def _run(
+    gm: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any, stand_ins: Mapping[Any, Callable[..., Any]]
+) -> Any:
     if node.target in _FROM_DATA:
         args, kwargs = _plain_numbers((args, kwargs))
     if node.op == "call_function":
-        return _STAND_INS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
+        return stand_ins.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
     if node.op == "call_method":
         if node.target in READERS_OF_BITS:
             return READERS_OF_BITS[node.target](*args, **kwargs)

@@ -111,9 +111,9 @@ def reduced_row_of(nest: Nest, renderer: TritonRenderer) -> ReducedRow | None:
     body = nest.body
     if nest.outer or not nest.inner or not one_axis(body, nest.inner) or body.passes() != 1:
         return None
-    if not any(v.op == "load" for v in body.vals):
-        return None
     reduces = [v for v in body.vals if v.op == "reduce"]
+    if not any(v.op == "load" for v in body.cone(a for r in reduces for a in r.args)):
+        return None  # a sum of a number, say: there is no tensor to give a table
     if any(REDUCTIONS[r.attr].place or not REDUCTIONS[r.attr].triton for r in reduces):
         return None
     moving = walked(body, nest.inner[0])

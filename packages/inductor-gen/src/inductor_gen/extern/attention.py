@@ -17,7 +17,10 @@ from prims.records import record
 if TYPE_CHECKING:
     from inductor_gen.loops.graph import Node
 
-__all__ = ["BACKWARD", "FORWARD", "LOGSUMEXP", "Masked", "as_the_forward", "mask_of", "note", "noted", "without_mask"]
+__all__ = [
+    "BACKWARD", "FORWARD", "LOGSUMEXP", "Masked", "as_the_forward", "mask_of", "note", "noted", "spare_mask_of",
+    "without_mask",
+]  # fmt: skip
 
 #: The item of a forward's results that its backward takes, whatever the operator.
 LOGSUMEXP = 1
@@ -51,16 +54,22 @@ BACKWARD = {
 
 
 def mask_of(node: Node) -> Node | None:
+    """The mask of an attention operator; None where it has none, and of other operators."""
+    at = FORWARD.get(node.op) or BACKWARD.get(node.op)
+    if at is None:
+        return None
+    if isinstance(at.mask, str):
+        return node.kwargs.get(at.mask)
+    return node.args[at.mask] if len(node.args) > at.mask else None
+
+
+def spare_mask_of(node: Node) -> Node | None:
     """The mask of an attention operator that might do without it; None for other operators."""
     at = FORWARD.get(node.op) or BACKWARD.get(node.op)
     if at is None or _wants_gradient(node):
         return None
-    if isinstance(at.mask, str):
-        mask = node.kwargs.get(at.mask)
-    else:
-        mask = node.args[at.mask] if len(node.args) > at.mask else None
     args = (*node.args, *at.defaults[len(node.args) - at.first :])
-    return mask if mask is not None and args[at.causal] is False else None
+    return mask_of(node) if args[at.causal] is False else None
 
 
 def _wants_gradient(node: Node) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from inductor_gen.device.claims import CUDNN_BACKWARD
 from inductor_gen.device.cuda import FUSED_ATTENTION
+from inductor_gen.extern.attention import mask_of
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
@@ -212,12 +213,35 @@ class _Preparer:
     def _operand(self, node: Node, x: Node) -> ViewRef:
         if self._wants_channels_last(node, x):
             return self.in_channels_last(x)
+        if node.op in FUSED_ATTENTION and x is mask_of(node):
+            return self._with_dense_rows(x)
         strides = _token_by_token(x.shape) if _is_query_of_tokens(node, x) else None
         if strides is not None and x.kind == "pointwise":
             self.out.layouts.setdefault(x, Layout(strides))
         ref = self.resolve(x, making=strides is None)
         if ref is None or not self._suits(node, x, ref):
             ref = self.resolve(self.copy(x, strides))
+        assert ref is not None
+        return ref
+
+    def _with_dense_rows(self, x: Node) -> ViewRef:
+        """A mask whose last dimension is contiguous, as fused kernels read it unasked; what is repeated still is."""
+        ref = self.resolve(x)
+        if ref is not None and ref.strides[-1] is ONE:
+            return ref
+        repeats: list[Node] = []
+        while x.op == "broadcast" and x.args[0].shape and x.args[0].shape[-1] is x.shape[-1]:
+            repeats.append(x)
+            x = x.args[0]
+        key = x, self._late(x)
+        if key not in self.copies:
+            self.copies[key] = self.copy(x)
+        ref = self.resolve(self.copies[key])
+        for repeat in reversed(repeats):
+            assert ref is not None
+            moved = view_strides(repeat, ref.strides, ref.offset)
+            assert moved is not None  # a repeated dimension's stride is 0
+            ref = ViewRef(ref.base, repeat.shape, *moved)
         assert ref is not None
         return ref
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
+from inductor_gen.extern.attention import BACKWARD, FORWARD, spare_mask_of, without_mask
 from inductor_gen.extern.questions import Condition, Question, Slot, pattern_of
 from inductor_gen.loops.graph import Graph, Node, reached
 from inductor_gen.loops.index import Hint, size
@@ -104,7 +104,7 @@ def plan_masks(graph: Graph, env: Envelope, hint: Hint) -> MaskPlan:
     assumed: dict[int, str] = {}
     conditions: dict[tuple[Node, str], None] = {}
     found: dict[Node, tuple[str, dict[Node, str]] | None] = {}
-    masks = [(node, mask) for node in graph.nodes if (mask := mask_of(node)) is not None]
+    masks = [(node, mask) for node in graph.nodes if (mask := spare_mask_of(node)) is not None]
     for node, mask in masks:
         if mask not in found:
             on_cpu = mask.device == torch.device("cpu")

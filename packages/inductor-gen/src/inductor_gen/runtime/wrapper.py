@@ -9,7 +9,7 @@ from typing import Any
 from inductor_gen.codegen.lowered import KEPT, Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.device.backends import backend
-from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, mask_of
+from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, spare_mask_of
 from inductor_gen.extern.calls import by_transpose, function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
@@ -358,7 +358,7 @@ class Wrapper:
 
     def _call(self, node: Node, function: str, parts: list[str]) -> str:
         """The text of an operator's call."""
-        if node.op in BACKWARD and mask_of(node) is not None:
+        if node.op in BACKWARD and spare_mask_of(node) is not None:
             return f"as_the_forward({node.op!r}, {function}, {', '.join(parts)})"
         return f"{function}({', '.join(parts)})"
 

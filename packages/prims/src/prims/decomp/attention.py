@@ -149,7 +149,7 @@ def _fused(q: Value, k: Value, v: Value) -> tuple[str, tuple[Any, ...]] | None:
     """The fused attention kernel for these operands and its arguments after them, if there is one."""
     from prims.spec.rules import attention as rules
 
-    choice = rules.sdp_choice(q, k, v, None, 0.0, False, cudnn=rules.cudnn_comes_first)
+    choice = rules.sdp_choice(q, k, v, None, 0.0, False)
     if choice == rules.FLASH:
         return "aten._scaled_dot_product_flash_attention.default", ()
     if choice == rules.EFFICIENT:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from prims.errors import DataDependentError
 from prims.spec.layout import known_equal
 from prims.spec.sym import from_torch
+from prims.spec.tensorspec import spec_of
 
 Call = Callable[..., Any]
 # at::SDPBackend
@@ -113,18 +114,22 @@ def attention(
 
     Where the C++ definition pads a head size or a mask, and where no fused operator serves, it is asked itself.
     """
+    from prims.spec.rules.attention import CUDNN, EFFICIENT, FLASH, sdp_choice  # the rules import this package
+
     whole = aten.scaled_dot_product_attention
     options: dict[str, Any] = {"scale": scale}
     if query.device.type != "cuda":
         with _whose_batches_fit(query, attn_mask):
             return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
-    choice = torch._fused_sdp_choice(
-        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options
-    )
+    tracks = torch.is_grad_enabled()
+    lse = tracks and any(x.requires_grad for x in (query, key, value))
+    choice = sdp_choice(
+        spec_of(query), spec_of(key), spec_of(value), None if attn_mask is None else spec_of(attn_mask), dropout_p,
+        is_causal, enable_gqa, gradients=(lse, tracks and attn_mask is not None and attn_mask.requires_grad),
+    )  # fmt: skip
     mask = attn_mask
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
-    lse = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     if choice == CUDNN:
         fused = aten._scaled_dot_product_cudnn_attention
         return fused(query, key, value, mask, lse, dropout_p, is_causal, False, **options)[0]  # type: ignore[no-any-return]

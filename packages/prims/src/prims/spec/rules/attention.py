@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from prims.spec.infer import meta_rule
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
+Gradients = tuple[bool, bool]  # of query, key or value; of the mask
 # at::SDPBackend
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
 
@@ -26,38 +27,94 @@ def sdp_choice(
     is_causal: bool,
     enable_gqa: bool = False,
     *,
-    cudnn: Callable[[torch.device], bool],
+    gradients: Gradients | None = None,
 ) -> int:
     """The backend that ``F.scaled_dot_product_attention`` uses (``at::SDPBackend``).
 
-    As ``sdp_utils_cpp.cpp`` and ``cuda/sdp_utils.cpp`` choose for dense tensors, in PyTorch's default order, and
-    honouring the flags of ``torch.backends.cuda``. ``cudnn`` tells whether it comes first on a GPU.
+    For a GPU that this process uses PyTorch is asked, since the answer depends on the device, cuDNN's version and the
+    environment, in every version by others; of another GPU only metadata is wanted. ``gradients``: those wanted, by the
+    grad mode where it is not said.
     """
-    flags = torch.backends.cuda
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4 or _has_empty(query, key, value):
         return MATH
     if query.device.type == "cpu":
-        if (
-            not flags.flash_sdp_enabled()
-            or dropout_p > 0.0
-            or query.dtype not in (torch.float32, torch.float64, *HALVES)
-        ):
-            return MATH
-        if _last_dims_differ(query, key, value):
-            return MATH
-        return FLASH
+        fused = (
+            torch.backends.cuda.flash_sdp_enabled()
+            and dropout_p == 0.0
+            and query.dtype in (torch.float32, torch.float64, *HALVES)
+            and not _last_dims_differ(query, key, value)
+            and _have_dense_rows(query, key, value)
+        )
+        return FLASH if fused else MATH
     if query.device.type != "cuda":
+        return MATH
+    if not torch.cuda.is_initialized():
+        return _supposed(query, key, value, attn_mask, is_causal, enable_gqa)
+    wanted = (torch.is_grad_enabled(), False) if gradients is None else gradients
+    return _asked(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, wanted)
+
+
+def _asked(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, mask: TensorSpec | None, dropout_p: float, is_causal: bool,
+    enable_gqa: bool, gradients: Gradients,
+) -> int:  # fmt: skip
+    """What PyTorch answers for small tensors like these: their heads are as wide, the same sizes are one, and of causal
+    lengths and shared heads the same are equal."""
+    rows = 1 if query.shape[2] == 1 else 2
+    columns = 1 if key.shape[2] == 1 else 2 if not is_causal or query.shape[2] == key.shape[2] else 3
+    shared = enable_gqa and not bool(query.shape[1] == key.shape[1])
+
+    def like(x: TensorSpec, rows: int, columns: int, grad: bool) -> torch.Tensor:
+        lead = [1 if s == 1 else 2 for s in x.shape[:-2]]
+        if x is query and shared:
+            lead[1] = 4
+        sizes = (*lead, 1 if x.shape[-2] == 1 else rows, columns)
+        steps = () if _have_dense_rows(x) else (2,)
+        made = torch.empty((*sizes, *steps), dtype=x.dtype, device=x.device)
+        made = made[..., 0] if steps else made
+        return made.requires_grad_(grad and x.dtype.is_floating_point)
+
+    operands, of_mask = gradients
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        given = [
+            like(x, length, _width(x.shape[3]), operands)
+            for x, length in ((query, rows), (key, columns), (value, columns))
+        ]
+        bias = None if mask is None else like(mask, rows, 1 if mask.shape[-1] == 1 else columns, of_mask)
+        return int(torch._fused_sdp_choice(*given, bias, dropout_p, is_causal, enable_gqa=enable_gqa))
+
+
+def _width(size: Size) -> int:
+    """The width of a head. All widths are alike of which PyTorch's questions have the same answers."""
+    if not isinstance(size, int):
+        for unit in (4, 8):
+            _divisible(size, unit)
+        for most in (1, 64, 128, 192, 224, 256):
+            bool(size <= most)
+        size = size.hint
+    return int(size)
+
+
+def _supposed(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, mask: TensorSpec | None, is_causal: bool, enable_gqa: bool
+) -> int:
+    """As ``cuda/sdp_utils.cpp`` chooses for dense tensors, in PyTorch's default order, on a Hopper GPU with cuDNN 9.10
+    or later, honouring the flags of ``torch.backends.cuda``."""
+    flags = torch.backends.cuda
+    dense = _have_dense_rows(query, key, value)
+    if (mask is not None and not _have_dense_rows(mask)) or not (dense or query.shape[3] == 1):
         return MATH
     half = query.dtype in HALVES
     same_heads = not _last_dims_differ(query, key, value)
-    if half and same_heads and _suits_cudnn(query) and flags.cudnn_sdp_enabled() and not enable_gqa:
-        if cudnn(query.device):
-            return CUDNN
-    if half and same_heads and attn_mask is None and flags.flash_sdp_enabled() and bool(query.shape[3] <= 256):
+    if half and same_heads and _suits_cudnn(query, key) and flags.cudnn_sdp_enabled() and not enable_gqa:
+        return CUDNN
+    square = not is_causal or bool(query.shape[2] == key.shape[2])
+    if half and same_heads and mask is None and square and flags.flash_sdp_enabled() and bool(query.shape[3] <= 256):
         return FLASH
     aligned = 8 if half else 4
     if (
-        flags.mem_efficient_sdp_enabled()
+        dense
+        and flags.mem_efficient_sdp_enabled()
         and query.dtype in (torch.float32, *HALVES)
         and not enable_gqa
         and _divisible(query.shape[3], aligned)
@@ -76,28 +133,17 @@ def _last_dims_differ(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> bool:
     return not ((a is b or a == b) and (b is c or b == c))
 
 
+def _have_dense_rows(*specs: TensorSpec) -> bool:
+    """Are elements of the last dimension side by side? Fused kernels want it, of a dimension of one element too."""
+    return all(bool(x.strides[-1] == 1) for x in specs)
+
+
 def _divisible(size: Size, by: int) -> bool:
     return bool(size % by == 0)
 
 
-def _suits_cudnn(q: TensorSpec) -> bool:
-    """What torch 2.11 was seen to give cuDNN on a Hopper GPU: head sizes of multiples of 8 up to 128, and more
-    than one query."""
-    return _divisible(q.shape[3], 8) and bool(q.shape[3] <= 128) and bool(q.shape[2] > 1)
-
-
-def cudnn_comes_first(device: torch.device) -> bool:
-    """Does PyTorch prefer cuDNN's attention on a GPU?
-
-    By the compute capability (9.0 and 10.0; not 8.0, 8.9 or 12.0), cuDNN's version and the environment, in every
-    version by others: so PyTorch is asked, with operands that cuDNN can take. Of a GPU that this process does not
-    use only metadata is wanted, which is the same.
-    """
-    if not torch.cuda.is_initialized():
-        return True
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        x = torch.empty((1, 1, 128, 64), dtype=torch.float16, device=device)
-        return int(torch._fused_sdp_choice(x, x, x)) == CUDNN
+def _suits_cudnn(q: TensorSpec, k: TensorSpec) -> bool:
+    return _divisible(q.shape[3], 8) and bool(q.shape[3] <= 256) and bool(k.shape[2] > 1)
 
 
 @meta_rule("aten._fused_sdp_choice.default")
@@ -112,7 +158,7 @@ def fused_sdp_choice(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> int:
-    return sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, cudnn=cudnn_comes_first)
+    return sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
 
 
 def _batch_first(q: TensorSpec, head: Size) -> TensorSpec:

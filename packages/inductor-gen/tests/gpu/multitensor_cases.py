@@ -221,3 +221,18 @@ def test_a_nan_stays_one_in_its_own_tensor():
     )
     assert any(s.words for s in unit.sources())
     assert [bool(y.isnan()) for y in function(*xs, *gs, *rates)] == [False] * (len(LONG) - 1) + [True]
+
+
+def test_what_reduces_no_tensor_is_no_row():
+    """A sum of a number that is then scaled by a tensor, as the gradient of ``div(rounding_mode="floor")`` is."""
+
+    def program(p, xs, gs, rates):
+        nothing = p.sum(p.full((300,), 0.5, torch.float32, torch.device(DEVICE)), (0,))
+        return [*(p.mul(nothing, p.sign(r)) for r in rates), *(p.sum(p.reshape(x, (math.prod(x.shape),)), (0,)) for x in xs)]
+
+    xs, gs, rates = tensors(torch.float32, LONG)
+    function, unit = compiled(program, xs, gs, rates, False)
+    results = function(*xs, *gs, *rates)
+    assert any(s.words for s in unit.sources())
+    for got, wanted in zip(results, [*(150 * r.sign() for r in rates), *(x.sum() for x in xs)], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-4)

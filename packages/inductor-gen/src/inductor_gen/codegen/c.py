@@ -32,6 +32,7 @@ from inductor_gen.codegen.creduce import TILE, Stage
 from inductor_gen.codegen.pieces import Emit, draws, in_pieces, in_stretches, seams
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
+from inductor_gen.codegen.turned import LINE, across, allocate, bring, crowds, strips, turn, turned
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val, linear
 from inductor_gen.kernel.contract import contracted
@@ -39,7 +40,7 @@ from inductor_gen.kernel.nest import STRIP, Nest
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, Hint
+from inductor_gen.loops.index import ONE, Hint
 from inductor_gen.unit import BAD_INDEX
 from prims.ops import templates
 from prims.options import Options
@@ -77,6 +78,7 @@ class CRenderer:
 
     def __init__(self, hint: Hint, _: Mapping[Node, Layout], device: Device, options: Options, *_tiling: Any) -> None:
         self.hint = hint
+        self.device = device
         self.kept_bytes = device.shared_memory // 4  # what is kept of a row stays there beside what is read and written
         self.lanes = min(device.vector_bytes, WIDEST) // 4
         self.converts_wide = device.vector_bytes > WIDEST  # AVX-512 makes floats of vectors of 64-bit integers
@@ -99,7 +101,7 @@ class CRenderer:
 class _Kernel:
     def __init__(self, nest: Nest, renderer: CRenderer) -> None:
         self.nest = nest
-        self.kept_bytes = renderer.kept_bytes
+        self.kept_bytes, self.device = renderer.kept_bytes, renderer.device
         self.lanes, self.converts_wide = renderer.lanes, renderer.converts_wide
         self.body: Body = contracted(nest.body) if renderer.contract else nest.body
         self.hint = renderer.hint
@@ -123,6 +125,8 @@ class _Kernel:
         self.stages = self.body.passes() if self.inner else 0
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
         self.split_inner = self._parallel_inside()
+        #: The loop along which operands are contiguous that the lane of a reduction jumps through, and their loads.
+        self.turned = self._turned()
         self.checks = [v for v in self.body.vals if v.op in ("bounded", "nonzero")]
         #: The clause of a loop that may note a failed check.
         self.noting = " reduction(|:bad_)" if self.checks else ""
@@ -135,6 +139,22 @@ class _Kernel:
         if not all(e.is_const for e in extents) or math.prod(e.value for e in extents) > STRIP:
             return False
         return not any(v.op == "scan" or v.op == "reduce" and REDUCTIONS[v.attr].place for v in self.body.vals)
+
+    def _turned(self) -> tuple[Expr, list[Val]] | None:
+        """What a reduction along lanes turns before it begins, some rows at a time, where these stay in the cache."""
+        lane = self.lane
+        if lane is None or self.nest.inner != [lane] or self.tiled or self.short or self.split_inner or self.scatter:
+            return None
+        u = across(self.body, lane, self.nest.outer)
+        if u is None or min(self._extent([u]), self._extent([lane])) < PATCH:
+            return None
+        loads = turned(self.body, lane, u)
+        row = sum(some[0].dtype.itemsize for some in strips(loads).values()) * self._extent([lane])
+        return (u, loads) if loads and row * self._rows_of(loads) <= 2 * self.kept_bytes else None
+
+    def _rows_of(self, loads: Sequence[Val]) -> int:
+        """How many rows are turned at a time: as many as a line of the cache holds elements."""
+        return LINE // min(v.dtype.itemsize for v in loads)
 
     def _depend_on_lane(self) -> None:
         """Tiles hold a result of every reduction per lane, of one that is the same for all lanes too."""
@@ -440,29 +460,26 @@ class _Kernel:
 
     def _across(self, around: list[Expr], lane: Expr) -> Expr | None:
         """A loop along which some buffer is contiguous while the lane jumps through it: a transposition."""
-        for v in self.body.vals:
-            if v.op != "load" or linear(self.body, v.at, lane) in (ZERO, ONE):  # type: ignore[arg-type,operator]
-                continue
-            for u in around:
-                large = min(self._extent([u]), self._extent([lane])) >= PATCH
-                if large and linear(self.body, v.at, u) is ONE:  # type: ignore[arg-type]
-                    return u
-        return None
+        large = [u for u in around if min(self._extent([u]), self._extent([lane])) >= PATCH]
+        return across(self.body, lane, large)
 
-    def _blocked_pointwise(self, around: list[Expr], across: Expr, lane: Expr) -> None:
-        """Square patches, so that the cache lines of a strided buffer are used up while they are there."""
+    def _blocked_pointwise(self, around: list[Expr], u: Expr, lane: Expr) -> None:
+        """Square patches, so that the cache lines of a strided buffer are used up while they are there. Where they
+        would not stay, each patch is copied first."""
         done: set[int] = set()
         self._hoist(done, [])
         self.w.line(self._team(len(around) + 2))
         for v in around:
             self.loop(v)
-        self._blocks(across, PATCH)
+        self._blocks(u, PATCH)
         self._blocks(lane, PATCH)
         self._hoist(done, around)
-        self._end(across, PATCH)
+        self._end(u, PATCH)
         self._end(lane, PATCH)
-        self._within(across)
-        self._hoist(done, [*around, across])
+        loads = [v for v in turned(self.body, lane, u) if crowds(self.body, v, lane, PATCH, self.device, self.hint)]
+        bring(self, loads, u, lane, PATCH)
+        self._within(u)
+        self._hoist(done, [*around, u])
         self.w.line(self.simd())
         self._within(lane)
         self._rest(done)
@@ -523,7 +540,34 @@ class _Kernel:
                     if v.op == "scan" or self._extent(self.nest.inner) * 8 * (len(self.rows) + 1) <= self.kept_bytes:
                         self.rows[v.id] = f"row{len(self.rows)}"
 
+    def _turned_reduction(self, u: Expr, loads: list[Val]) -> None:
+        """Stretches of a loop along which operands are contiguous; a thread turns the rows of each before it begins."""
+        around, done = [v for v in self.nest.outer if v is not u], set[int]()
+        rows = self._rows_of(loads)
+        self._hoist(done, [])
+        self.w.line(f"#pragma omp parallel if ({self._work()} > {GRAIN}){self.noting}")
+        self.w.open("")
+        self._allocate_rows()
+        allocate(self, loads, self.lane, rows)  # type: ignore[arg-type]
+        self.w.line("#pragma omp for" + (f" collapse({len(around) + 1})" if around else "") + " schedule(static)")
+        for v in around:
+            self.loop(v)
+        self._blocks(u, rows)
+        self._end(u, rows)
+        turn(self, loads, u, self.lane)  # type: ignore[arg-type]
+        self._hoist(done, around)
+        self._within(u)
+        self._hoist(done, self.nest.outer)
+        self._sections(done)
+        self.w.close(len(around) + 2)
+        for name in (*self.rows.values(), *strips(loads)):
+            self.w.line(f"free({name});")
+        self.w.close()
+
     def _reduction(self) -> None:
+        if self.turned is not None:
+            self._turned_reduction(*self.turned)
+            return
         tiles = self.tiled or self.short
         outer = [v for v in self.nest.outer if not (tiles and v is self.lane)]
         done: set[int] = set()

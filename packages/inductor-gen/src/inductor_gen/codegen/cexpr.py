@@ -60,6 +60,8 @@ class Names:
         self._vals: dict[int, str] = {}
         #: Where the random words of values stand that are made before a stretch of their loop.
         self.words: dict[int, str] = {}
+        #: Where elements stand that were brought elsewhere before they are loaded.
+        self.elements: dict[int, str] = {}
         #: Names of the bits of halves that were only moved so far, where the text is now.
         self.bits: dict[int, str] = {}
         for node in dict.fromkeys(s.buffer for s in body.stores) if written is None else written:
@@ -272,10 +274,12 @@ class Names:
         return f"bad_ |= {fails} * {BAD_INDEX if v.op == 'bounded' else BAD_DIVISOR};"
 
     def _load(self, v: Val, args: list[str]) -> str:
-        node: Node = v.attr
-        element = f"{self.pointer(node)}[{self.index(v.at)}]"  # type: ignore[arg-type]
-        element = ROWS[v.dtype].reads.format(element)
+        element = ROWS[v.dtype].reads.format(self._element(v))
         return f"{args[0]} ? {element} : 0" if args else element
+
+    def _element(self, v: Val) -> str:
+        """The element of a buffer that is loaded."""
+        return self.elements.get(v.id) or f"{self.pointer(v.attr)}[{self.index(v.at)}]"  # type: ignore[arg-type]
 
     def _bitcast(self, v: Val, arg: str) -> str:
         return ROWS[v.dtype].reads.format(self._cast(v, arg))
@@ -290,7 +294,7 @@ class Names:
         if v.dtype not in HALVES:
             return None
         if v.op == "load":
-            element = f"{self.pointer(v.attr)}[{self.index(v.at)}]"  # type: ignore[arg-type]
+            element = self._element(v)
             return f"{self.val(v.args[0])} ? {element} : 0" if v.args else element
         if v.op == "bitcast":
             return self._cast(v, self.val(v.args[0]))

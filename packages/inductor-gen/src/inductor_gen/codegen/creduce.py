@@ -85,7 +85,9 @@ class Stage:
             return v.args[1].op != "const" or v.dtype in (torch.int64, torch.uint64)
         if templates.stays_scalar(v.op):
             return True
-        return v.op == "load" and v.at is not None and linear(self.k.body, v.at, self.loops[-1]) not in _SIDE_BY_SIDE
+        if v.op != "load" or v.at is None or v.id in self.k.names.elements:
+            return False
+        return linear(self.k.body, v.at, self.loops[-1]) not in _SIDE_BY_SIDE
 
     def _is_sum(self, r: Val) -> bool:
         """Is it collected over short stretches first, and over these in double?"""

@@ -44,12 +44,13 @@ def ask(device: torch.device) -> Device:
     rate = re.search(r"([\d.]+) ?GHz", name)
     return processor(
         name, len(os.sched_getaffinity(0)), vector, *_caches(), hertz=float(rate.group(1)) * 1e9 if rate else _HERTZ,
-        halves="avx512_bf16" in flags or "amx_bf16" in flags,
+        halves="avx512_bf16" in flags or "amx_bf16" in flags, first=_first_cache(),
     )  # fmt: skip
 
 
 def processor(
-    name: str, cores: int, vector: int, own: int, last: int, hertz: float = _HERTZ, halves: bool = False
+    name: str, cores: int, vector: int, own: int, last: int, hertz: float = _HERTZ, halves: bool = False,
+    first: tuple[int, int] = (4096, 8),
 ) -> Device:  # fmt: skip
     """The record of a CPU, this machine's or another.
 
@@ -58,11 +59,12 @@ def processor(
         own: bytes of the last cache that a core has for itself.
         last: bytes of the last cache of all.
         halves: does it multiply 16-bit numbers faster than float32?
+        first: what :attr:`Device.first_cache` is.
     """
     flops = cores * hertz * (vector // 4) * 2 * 2  # two units, each a product and a sum
     return Device(
         "cpu", name, cores, 1, 1, own, 0, last, min(cores * _PER_CORE, _TOGETHER), flops * (1 + halves), flops,
-        LAUNCH, 0.0, None, vector, 64,
+        LAUNCH, 0.0, None, vector, 64, first,
     )  # fmt: skip
 
 
@@ -76,11 +78,32 @@ def facts() -> dict[str, str]:
     return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
 
 
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def _first_cache() -> tuple[int, int]:
+    """Bytes of a way of a core's first cache for data, and its ways; those of most processors where the system does not
+    say: addresses within a page find their place in it."""
+    for place in _CACHES.glob("index*"):
+        try:
+            kind, level = ((place / part).read_text().strip() for part in ("type", "level"))
+            if kind != "Instruction" and level == "1":
+                ways, sets, line = (
+                    int((place / part).read_text())
+                    for part in ("ways_of_associativity", "number_of_sets", "coherency_line_size")
+                )
+                if min(ways, sets, line) > 0:
+                    return sets * line, ways
+        except (OSError, ValueError):
+            continue
+    return 4096, 8
+
+
 def _caches() -> tuple[int, int]:
     """Bytes of a core's second cache, the last of its own, and of the last of all; those of a server where the system
     does not say."""
     found: dict[int, int] = {}
-    for place in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+    for place in _CACHES.glob("index*"):
         try:
             kind, level, size = ((place / part).read_text().strip() for part in ("type", "level", "size"))
             if kind != "Instruction":

@@ -44,6 +44,8 @@ class Device:
         capability: the compute capability, None for a CPU.
         vector_bytes: the widest load of one thread.
         alignment: bytes; buffers begin at a multiple of them, as what the device's allocator gives does.
+        first_cache: of a core's first cache for data: after how many bytes memory takes the same places in it again,
+            and how many lines have room in one place.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Device:
     capability: tuple[int, int] | None
     vector_bytes: int
     alignment: int
+    first_cache: tuple[int, int] = (4096, 8)
 
     @property
     def launch_bytes(self) -> float:

@@ -135,7 +135,7 @@ def test_a_matrix_and_its_transpose_are_one_copy(concatenated: bool) -> None:
 
 
 def test_fused_attention_reads_rows() -> None:
-    """Operands whose last dimension lies apart are copied, a mask's is not."""
+    """Operands whose last dimension lies apart, or is one element for all, are copied."""
 
     def fn(p: Any, q: Any, k: Any, mask: Any) -> Any:
         turned = p.permute(k, (0, 1, 3, 2))
@@ -145,8 +145,8 @@ def test_fused_attention_reads_rows() -> None:
     inputs = [torch.randn(2, 3, 5, 8), torch.randn(2, 3, 8, 5), torch.randn(2, 3, 5, 1).expand(2, 3, 5, 5)]
     prepared = laid_out(build(fn, inputs, claims=inductor_gen.claims("cuda")))
     ((args, _),) = prepared.externs.values()
-    assert [ref.strides[-1].value for ref in args[:4]] == [1, 1, 1, 0]
-    assert args[0].base.kind == "input" and args[1].base.op == "copy"
+    assert [ref.strides[-1].value for ref in args[:4]] == [1, 1, 1, 1]
+    assert args[0].base.kind == "input" and args[1].base.op == args[3].base.op == "copy"
 
 
 def test_fused_attention_reads_rows_that_begin_at_16_bytes() -> None:

@@ -146,3 +146,12 @@ def test_widths_of_heads_are_guarded_by_what_pytorch_asks(asked: list[Any]) -> N
     assert asked[0][0].shape[3] == 80
     kept = [n for n in range(2, 300) if all(evaluate(g.expr, {str(width.expr): n}) for g in context.guards)]
     assert kept == [72, 80, 88, 96, 104, 112, 120, 128]
+
+
+def test_heads_of_one_width_stay_so(asked: list[Any]) -> None:
+    context = SymbolContext()
+    first, second = (context.new_symbol(64, name, min=2) for name in ("first", "second"))
+    q, v = (TensorSpec((2, 4, 6, width), torch.float16, GPU) for width in (first, second))
+    attention.sdp_choice(q, q, v, None, 0.0, False)
+    holds = lambda a, b: all(evaluate(g.expr, {str(first.expr): a, str(second.expr): b}) for g in context.guards)
+    assert holds(64, 64) and holds(40, 40) and not holds(64, 40)

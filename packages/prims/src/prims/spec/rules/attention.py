@@ -60,12 +60,13 @@ def _asked(
 ) -> int:  # fmt: skip
     """What PyTorch answers for small tensors like these: their heads are as wide, the same sizes are one, and of causal
     lengths and shared heads the same are equal."""
+    _last_dims_differ(query, key, value)  # whether they do is a question too
     rows = 1 if query.shape[2] == 1 else 2
     columns = 1 if key.shape[2] == 1 else 2 if not is_causal or query.shape[2] == key.shape[2] else 3
     shared = enable_gqa and not bool(query.shape[1] == key.shape[1])
 
     def like(x: TensorSpec, rows: int, columns: int, grad: bool) -> torch.Tensor:
-        lead = [1 if s == 1 else 2 for s in x.shape[:-2]]
+        lead = [1 if layout.known_equal(s, 1) else 2 for s in x.shape[:-2]]
         if x is query and shared:
             lead[1] = 4
         sizes = (*lead, 1 if x.shape[-2] == 1 else rows, columns)

@@ -1,14 +1,15 @@
 """Every operator and module of PyTorch's own databases through ``compile()``, forward or with gradients, against eager.
 
 ``python integration-tests/sweeps/sweep_op_db.py [--database op_db module_db] [--forward] [--grad] [--second] [--sizes static symbolic]
-[--dtype float32 bfloat16] [--device cpu] [--samples 2] [--strided] [--errors] [--numerics eager_exact] [--jobs 1]
+[--dtype float32 bfloat16] [--device cpu] [--samples 2] [--strided] [--relaid] [--errors] [--numerics eager_exact] [--jobs 1]
 [--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per operator that did not simply agree, and a summary:
 *generated* (all in generated kernels and library calls without a recorded fallback), *eager* (right, with a recorded fallback
 or break), *wrong*, *error*, *crash* (a worker process died or hung).
 
 ``--second`` compares gradients of gradients too; *declined* is what compiled code refuses there by an error that says so.
 
-With ``--strided`` every sample is also given with gaps between its elements. With ``--errors`` it is what eager refuses that
+With ``--strided`` every sample is also given with gaps between its elements. With ``--relaid`` it is given so, and the
+program makes each tensor contiguous before the operator takes it, which may count on that. With ``--errors`` it is what eager refuses that
 is given: *refused* the same, with the same type and words, or *wrong*.
 
 Results agree where they are within a tolerance of eager's, or about as close to float64 as eager's are. With ``--numerics
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from sweeps import agreement
 from sweeps.agreement import clone, double, gradients, tensors
+from torch.utils import _pytree as pytree
 
 #: Their results are uninitialised memory or random numbers.
 INCOMPARABLE = {
@@ -92,6 +94,11 @@ def reproducible(function: Any, sample: Any, kind: str, expected: Any) -> bool:
     return True
 
 
+def relaid(tree: Any) -> Any:
+    """Every tensor of a sample contiguous."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.contiguous() if t.layout is torch.strided else t, tree)
+
+
 def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dynamic: bool = False) -> tuple[str, str]:
     """The verdict on one operator and the reason."""
     import compile_api
@@ -100,12 +107,16 @@ def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dyna
         return check_errors(op, options, dynamic)
     dtype, verdict, why = getattr(torch, dtype_name), "generated", ""
     tolerance = 2e-2 if dtype in (torch.bfloat16, torch.float16) else 2e-4
-    function = ITSELF.get(op.name, op.op)
+    function = plain = ITSELF.get(op.name, op.op)
+    if options.relaid:
+        function = lambda *a, **k: plain(*relaid(a), **relaid(k))
     samples = list(op.sample_inputs(options.device, dtype, requires_grad=kind != "forward"))
     if op.name in ITSELF:
         samples = [sample for sample in samples if not sample.kwargs.get("dropout_p")]
     compared = 0
     picked = agreement.chosen(samples, options.samples)
+    if options.relaid:
+        picked = [s.noncontiguous() for s in picked if all(t.layout is torch.strided for t in given(s))]
     if options.strided:
         picked += [s.noncontiguous() for s in picked if all(t.layout is torch.strided for t in given(s))]
     for sample in picked:
@@ -305,6 +316,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--sizes", nargs="+", choices=["static", "symbolic"], default=["static"])
     parser.add_argument("--strided", action="store_true", help="every sample with gaps between its elements too")
+    parser.add_argument("--relaid", action="store_true", help="with gaps, and made contiguous by the program")
     parser.add_argument("--errors", action="store_true", help="what eager refuses, instead of samples")
     parser.add_argument("--numerics", default="fast")
     parser.add_argument("--only", nargs="+", default=None)

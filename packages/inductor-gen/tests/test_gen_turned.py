@@ -10,6 +10,7 @@ import torch
 from gen_support import check
 
 from inductor_gen.device.record import device_of
+from prims.errors import InvalidData
 
 #: A first cache as most processors have it.
 CPU = dataclasses.replace(device_of(torch.device("cpu")), first_cache=(4096, 8), shared_memory=1 << 19)
@@ -107,6 +108,21 @@ def test_rows_of_reductions_are_strips(name: str, shape: tuple[int, ...], dtype:
         program = REDUCTIONS[name]
     made = checked(program, [x], tol=1e-4 if name == "running sum" else 2e-5)
     assert ("strip0[" in made) == (min(shape[-2:]) >= 32)
+
+
+@pytest.mark.parametrize("name", ["softmax", "shifted"])
+def test_matrices_are_chosen_by_index(name: str) -> None:
+    """Which matrix is turned is read from another tensor; a wrong index is an error as before."""
+    x, index = turned(4, 1024, 64), torch.tensor([2, 0, 3, 2, 1])
+
+    def program(p: Any, x: Any, index: Any) -> Any:
+        rows = p.index(x, (index,), (0,))
+        return softmax(p, rows) if name == "softmax" else p.exp(p.mul(rows, 0.1))
+
+    case = check(program, [x, index], devices=lambda _: CPU, tol=1e-5)
+    assert ("strip0[" if name == "softmax" else "patch0[") in text(case)
+    with pytest.raises(InvalidData):
+        case.compiled(x, index + 2)
 
 
 def test_a_nan_stays_in_its_row() -> None:

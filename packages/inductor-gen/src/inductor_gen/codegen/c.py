@@ -554,8 +554,8 @@ class _Kernel:
             self.loop(v)
         self._blocks(u, rows)
         self._end(u, rows)
-        turn(self, loads, u, self.lane)  # type: ignore[arg-type]
         self._hoist(done, around)
+        turn(self, loads, u, self.lane)  # type: ignore[arg-type]
         self._within(u)
         self._hoist(done, self.nest.outer)
         self._sections(done)

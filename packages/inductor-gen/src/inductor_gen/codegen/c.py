@@ -141,15 +141,17 @@ class _Kernel:
         return not any(v.op == "scan" or v.op == "reduce" and REDUCTIONS[v.attr].place for v in self.body.vals)
 
     def _turned(self) -> tuple[Expr, list[Val]] | None:
-        """What a reduction along lanes turns before it begins, some rows at a time, where these stay in the cache."""
+        """What a reduction along lanes turns before it begins, some rows at a time: where these stay in the cache, and
+        the lines that a row is in would not stay until the next row."""
         lane = self.lane
         if lane is None or self.nest.inner != [lane] or self.tiled or self.short or self.split_inner or self.scatter:
             return None
         u = across(self.body, lane, self.nest.outer)
         if u is None or min(self._extent([u]), self._extent([lane])) < PATCH:
             return None
-        loads = turned(self.body, lane, u)
-        row = sum(some[0].dtype.itemsize for some in strips(loads).values()) * self._extent([lane])
+        steps = self._extent([lane])
+        loads = [v for v in turned(self.body, lane, u) if crowds(self.body, v, lane, steps, self.device, self.hint)]
+        row = sum(some[0].dtype.itemsize for some in strips(loads).values()) * steps
         return (u, loads) if loads and row * self._rows_of(loads) <= 2 * self.kept_bytes else None
 
     def _rows_of(self, loads: Sequence[Val]) -> int:

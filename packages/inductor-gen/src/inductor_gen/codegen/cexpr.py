@@ -274,10 +274,10 @@ class Names:
         return f"bad_ |= {fails} * {BAD_INDEX if v.op == 'bounded' else BAD_DIVISOR};"
 
     def _load(self, v: Val, args: list[str]) -> str:
-        element = ROWS[v.dtype].reads.format(self._element(v))
+        element = ROWS[v.dtype].reads.format(self.element(v))
         return f"{args[0]} ? {element} : 0" if args else element
 
-    def _element(self, v: Val) -> str:
+    def element(self, v: Val) -> str:
         """The element of a buffer that is loaded."""
         return self.elements.get(v.id) or f"{self.pointer(v.attr)}[{self.index(v.at)}]"  # type: ignore[arg-type]
 
@@ -294,7 +294,7 @@ class Names:
         if v.dtype not in HALVES:
             return None
         if v.op == "load":
-            element = self._element(v)
+            element = self.element(v)
             return f"{self.val(v.args[0])} ? {element} : 0" if v.args else element
         if v.op == "bitcast":
             return self._cast(v, self.val(v.args[0]))

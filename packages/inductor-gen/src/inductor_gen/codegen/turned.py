@@ -57,19 +57,13 @@ def bring(kernel: _Kernel, loads: Sequence[Val], u: Expr, lane: Expr, size: int)
     w, names = kernel.w, kernel.names
     i, j = names.var(u), names.var(lane)
     place = f"({j} - {j}b)*{size + APART} + {i} - {i}b"
-    filled: dict[tuple[object, Expr], str] = {}
-    for v in loads:
-        at: Expr = v.at  # type: ignore[assignment]
-        name = filled.get((v.attr, at))
-        if name is None:
-            name = filled[v.attr, at] = f"patch{len(filled)}"
-            w.line(f"{storage_type(v.dtype)} {name}[{size * (size + APART)}];")
-            kernel.loop(lane, f"{j}b", f"{j}e")
-            w.line("#pragma omp simd")
-            kernel.loop(u, f"{i}b", f"{i}e")
-            w.line(f"{name}[{place}] = {names.pointer(v.attr)}[{names.index(at)}];")
-            w.close(2)
-        names.elements[v.id] = f"{name}[{place}]"
+    for name, some in strips(loads, "patch").items():
+        w.line(f"{storage_type(some[0].dtype)} {name}[{size * (size + APART)}];")
+        kernel.loop(lane, f"{j}b", f"{j}e")
+        w.line("#pragma omp simd")
+        kernel.loop(u, f"{i}b", f"{i}e")
+        _move(kernel, f"{name}[{place}]", some)
+        w.close(2)
 
 
 def turn(kernel: _Kernel, loads: Sequence[Val], u: Expr, lane: Expr) -> None:
@@ -81,9 +75,14 @@ def turn(kernel: _Kernel, loads: Sequence[Val], u: Expr, lane: Expr) -> None:
     for name, some in strips(loads).items():
         kernel.loop(lane)
         kernel.loop(u, f"{i}b", f"{i}e")
-        w.line(f"{name}[{place}] = {names.pointer(some[0].attr)}[{names.index(some[0].at)}];")  # type: ignore[arg-type]
+        _move(kernel, f"{name}[{place}]", some)
         w.close(2)
-        names.elements |= {v.id: f"{name}[{place}]" for v in some}
+
+
+def _move(kernel: _Kernel, to: str, loads: Sequence[Val]) -> None:
+    """Copy an element that these loads read, which read it there from then on."""
+    kernel.w.line(f"{to} = {kernel.names.element(loads[0])};")
+    kernel.names.elements |= {v.id: to for v in loads}
 
 
 def allocate(kernel: _Kernel, loads: Sequence[Val], lane: Expr, rows: int) -> None:
@@ -94,12 +93,12 @@ def allocate(kernel: _Kernel, loads: Sequence[Val], lane: Expr, rows: int) -> No
         kernel.w.line(f"{ctype}* const {name} = ({ctype}*)malloc(sizeof({ctype}) * {count});")
 
 
-def strips(loads: Sequence[Val]) -> dict[str, list[Val]]:
-    """Names of strips, with the loads of the same elements."""
+def strips(loads: Sequence[Val], kind: str = "strip") -> dict[str, list[Val]]:
+    """Names of strips, or of patches, with the loads of the same elements."""
     found: dict[tuple[object, Expr], list[Val]] = {}
     for v in loads:
         found.setdefault((v.attr, v.at), []).append(v)  # type: ignore[arg-type]
-    return {f"strip{k}": some for k, some in enumerate(found.values())}
+    return {f"{kind}{k}": some for k, some in enumerate(found.values())}
 
 
 def _pitch(extent: str) -> str:

@@ -30,10 +30,7 @@ CLOSE = {"numerics": "eager_close", "strict": True}
 
 
 def settings(dtype: str) -> argparse.Namespace:
-    return argparse.Namespace(
-        grad=True, second=False, forward=True, device="cpu", dtype=[dtype], samples=1, sizes=["static"], only=None, strided=False,
-        errors=False, numerics="eager_exact", database=["op_db"],
-    )  # fmt: skip
+    return sweep.settings(["--forward", "--grad", "--samples", "1", "--numerics", "eager_exact", "--dtype", dtype])
 
 
 def tasks():

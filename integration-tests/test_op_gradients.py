@@ -8,7 +8,6 @@ generated. All must be right.
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from pathlib import Path
 
@@ -18,10 +17,7 @@ from sweeps import sweep_op_db as sweep
 from torch.testing._internal.common_methods_invocations import op_db
 
 FALLBACKS = set(Path(__file__).with_name("op_db_fallbacks.txt").read_text().split())
-SETTINGS = argparse.Namespace(
-    grad=True, second=False, forward=False, device="cpu", dtype=["float32"], samples=1, sizes=["static"], only=None,
-    strided=False, errors=False, numerics="fast", database=["op_db"],
-)
+SETTINGS = sweep.settings(["--grad", "--samples", "1"])
 TASKS = [task.index for task in sweep.tasks(SETTINGS)]
 
 

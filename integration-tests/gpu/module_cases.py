@@ -5,14 +5,13 @@ Run by test_gpu_modules.py in processes of its own: importing the database forbi
 
 from __future__ import annotations
 
-import argparse
 import warnings
 
 import pytest
 from on_gpu import DEVICE
-from sweeps import module_db
+from sweeps import module_db, sweep_op_db
 
-SETTINGS = argparse.Namespace(device=DEVICE, samples=2)
+SETTINGS = sweep_op_db.settings(["--device", DEVICE])
 INFOS = [module_db.module_db[k] for k in module_db.comparable("float32")]
 
 

@@ -126,8 +126,8 @@ def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dyna
         except Exception:
             continue
         compile_api.reset()
-        settings = {"numerics": options.numerics}
-        compiled = compile_api.compile(lambda *a, **k: function(*a, **k), dynamic=dynamic, options=settings)
+        numerics = {"numerics": options.numerics}
+        compiled = compile_api.compile(lambda *a, **k: function(*a, **k), dynamic=dynamic, options=numerics)
         torch.manual_seed(0)
         try:
             got = run(compiled, sample, kind)
@@ -305,7 +305,8 @@ class Worker:
             self.process = None
 
 
-def main() -> None:
+def settings(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options that ``arguments`` say, this process's command line without them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", nargs="+", choices=["op_db", "module_db"], default=["op_db"])
     parser.add_argument("--forward", action="store_true", help="without gradients; the default unless --grad is given")
@@ -324,7 +325,11 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=float("inf"), help="start no operator after this many seconds")
     parser.add_argument("--jsonl", default=None, help="write a line per operator")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = settings()
     warnings.simplefilter("ignore")
     if options.worker:
         return work(options)

@@ -103,6 +103,62 @@ def test_gradients_of_torch_alone():
     )
 
 
+TRAINING = """
+    from torch import nn
+    import torch.nn.functional as F
+
+    class Exponential(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            result = x.exp()
+            ctx.save_for_backward(result)
+            return result
+        @staticmethod
+        def backward(ctx, tangent):
+            return tangent * ctx.saved_tensors[0]
+
+    images = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(8, 4), nn.Tanh(),
+    )
+    words = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    pixels, embedded = torch.randn(2, 3, 8, 8), torch.randn(2, 5, 16, requires_grad=True)
+    longer = compile_api.compile(words, dynamic=True)
+
+    def cast(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return images(x)
+
+    def step(x):
+        loss = images(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    runs = [
+        lambda: compile_api.compile(images)(pixels), lambda: compile_api.compile(words)(embedded),
+        lambda: longer(embedded[:, :3]).sum() + longer(embedded[:, :4]).sum() + longer(embedded).sum(),
+        lambda: compile_api.compile(cast)(pixels).float(), lambda: compile_api.compile(Exponential.apply)(embedded),
+        lambda: compile_api.compile(lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(10)))(embedded),
+        lambda: compile_api.compile(lambda x: x.cumsum(1).sigmoid().logsumexp(0))(embedded),
+        lambda: compile_api.compile(lambda x: (x * 2).mul(x)[0].sigmoid_())(embedded),
+        lambda: compile_api.compile(nn.LSTM(16, 8))(embedded)[0],
+    ]
+    for run in runs:
+        run().sum().backward()
+    compile_api.compile(step)(pixels)
+    assert not asked, asked
+    for name in ("torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "sympy"):
+        assert name not in sys.modules, name
+    compile_api.compile(lambda: torch.optim.AdamW(images.parameters()).step())()  # which loads PyTorch's compiler itself
+    assert not asked, asked
+    """
+
+
+def test_training_loads_no_symbolic_shapes():
+    """PyTorch's parts that import them, and sympy with them (0.3 s), are not met on the way to gradients."""
+    run(TRAINING)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "bert"])
 def test_library_models(name):
     """torchvision and transformers import PyTorch's compiler themselves; we never ask for it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
-__all__ = ["differentiating", "no_autocast"]
+__all__ = ["differentiate", "differentiating", "no_autocast"]
 
 
 @contextmanager
@@ -30,3 +31,18 @@ def differentiating() -> Iterator[None]:
     quiet = torch.autograd.set_detect_anomaly(False, torch.is_anomaly_check_nan_enabled())
     with torch.autograd.set_multithreading_enabled(False), no_autocast(), quiet:
         yield
+
+
+def differentiate(
+    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """What ``torch.autograd.grad(results, inputs, cotangents, allow_unused=True)`` gives. That imports symbolic
+    shapes of PyTorch, and sympy, to compare each cotangent's shape with its result's: 0.3 s, for shapes that are equal.
+
+    Raises:
+        RuntimeError: as the autograd engine.
+    """
+    keep = create = False
+    return _engine_run_backward(
+        tuple(results), tuple(cotangents), keep, create, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+    )

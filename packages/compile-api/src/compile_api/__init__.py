@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compile_api.backends import list_backends, lookup_backend, register_backend
-from compile_api.compile import compile
-from compile_api.in_place import compile_, report_of
-from compile_api.modes import list_mode_options, list_modes, list_options
-from compile_api.module import CompiledModule, strip_prefix
-from prims import errors
-from prims.background import wait
-from prims.errors import CompileWarning
-from prims.logs import set_logs
-from prims.options import Options
-from prims.report import Report
+from prims import forking
+
+with forking.at_once():  # a collection of what importing PyTorch made takes as long as three imports of this
+    from compile_api.backends import list_backends, lookup_backend, register_backend
+    from compile_api.compile import compile
+    from compile_api.in_place import compile_, report_of
+    from compile_api.modes import list_mode_options, list_modes, list_options
+    from compile_api.module import CompiledModule, strip_prefix
+    from prims import errors
+    from prims.background import wait
+    from prims.errors import CompileWarning
+    from prims.logs import set_logs
+    from prims.options import Options
+    from prims.report import Report
 
 if TYPE_CHECKING:
     from compile_api.deploy.contract import Dim

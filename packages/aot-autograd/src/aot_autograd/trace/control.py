@@ -16,7 +16,7 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 import aot_autograd
-from aot_autograd.autocast import differentiating
+from aot_autograd.autocast import differentiate, differentiating
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.views import same_strides
 from prims.control import ControlFlow, Form, control_operator
@@ -140,9 +140,7 @@ class _Call:
             if through:
                 tracer.backward = True
                 with differentiating():
-                    found = torch.autograd.grad(
-                        [results[k] for k in through], leaves, [tangents[k] for k in through], allow_unused=True
-                    )
+                    found = differentiate([results[k] for k in through], leaves, [tangents[k] for k in through])
                 tracer.backward = False
             return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
 

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 import aot_autograd
-from aot_autograd.autocast import differentiating
+from aot_autograd.autocast import differentiate, differentiating
 from aot_autograd.structure import flatten
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
@@ -459,7 +459,7 @@ def _differentiated(
         Unsupported: it does. Eager says so when it is asked for the gradient, if ever.
     """
     try:
-        return list(torch.autograd.grad(results, inputs, cotangents, allow_unused=True))
+        return list(differentiate(results, inputs, cotangents))
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aot_autograd.autocast import differentiating
+from aot_autograd.autocast import differentiate, differentiating
 from aot_autograd.trace.control import Interpret, operator_of
 from aot_autograd.trace.tracer import Tracer, state_of
 from prims.control import Form, ScoredAttention
@@ -103,7 +103,7 @@ class _Call:
             (changed,) = self._changed(tracer, [scores.requires_grad_(), *read])
         tracer.backward = True
         with differentiating():
-            (found,) = torch.autograd.grad(changed, scores, tangent) if changed.requires_grad else (None,)
+            (found,) = differentiate([changed], [scores], [tangent]) if changed.requires_grad else (None,)
         tracer.backward = False
         # What weighs nothing has no gradient, even where the function's derivative is infinite there. Besides, this
         # makes one kernel of both results: the second depends on the first.

@@ -14,7 +14,8 @@ from inductor_gen.codegen.renderer import Unit
 from inductor_gen.runtime import launch as launching
 from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.helpers import HELPERS
-from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, Launcher, Layout, Program, as_launcher
+from inductor_gen.runtime.launch import GPU_LAUNCHER, LAUNCHER, UNALIGNED, Launcher, Layout, Program, as_launcher
+from inductor_gen.runtime.products import Product
 from prims.options import Options
 
 ADD = Unit(
@@ -27,11 +28,22 @@ ADD = Unit(
 )
 
 
-@pytest.fixture(params=[True, False], ids=["quick", "by method"])
+@pytest.fixture(
+    params=[(LAUNCHER, True), (LAUNCHER, False), (GPU_LAUNCHER, True), (GPU_LAUNCHER, False)],
+    ids=["quick", "by method", "quick for GPUs", "by method for GPUs"],
+)
 def launch(request: Any) -> Iterator[Launcher]:
-    addresses, _ = load_kernels([LAUNCHER], Options())
-    yield as_launcher(addresses[LAUNCHER.name], request.param)
-    as_launcher(addresses[LAUNCHER.name])
+    unit, quick = request.param
+    addresses, _ = load_kernels([unit], Options())
+    yield as_launcher(addresses[unit.name], quick)
+    as_launcher(addresses[unit.name])
+
+
+@pytest.fixture(params=[True, False], ids=["quick", "by method"])
+def gpu_launch(request: Any) -> Iterator[Launcher]:
+    addresses, _ = load_kernels([GPU_LAUNCHER], Options())
+    yield as_launcher(addresses[GPU_LAUNCHER.name], request.param)
+    as_launcher(addresses[GPU_LAUNCHER.name])
 
 
 def bits(x: float) -> int:
@@ -95,6 +107,14 @@ def test_strides_are_compared_where_the_tensor_is_known() -> None:
         moved = quick(Layout(planned))
         assert [moved(view) for view in views] == [int(view.stride() != planned) for view in views]
         assert moved(x.as_subclass(Sub)) == moved(torch.ones(2).to_sparse()) == moved(None) == moved() == 1
+
+
+def test_kernels_on_a_gpu_have_their_own_launcher() -> None:
+    launch = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])
+    with pytest.raises(TypeError, match="for kernels on the CPU"):
+        launch(Program(1, [(0, 0)], [], [], [0] * 6))(torch.zeros(4), 0)
+    with pytest.raises(TypeError, match="for kernels on the CPU"):
+        launch(Product([0] * 40, 0))(torch.zeros(4))
 
 
 def test_what_is_no_tensor_is_refused(launch: Launcher) -> None:
@@ -171,11 +191,11 @@ def aligned(count: int) -> torch.Tensor:
     return x[-x.data_ptr() % 16 :]
 
 
-def test_a_gpu_gets_what_the_table_says(launch: Launcher) -> None:
+def test_a_gpu_gets_what_the_table_says(gpu_launch: Launcher) -> None:
     driver = Driver()
     # Two kernels with one pointer and one number each, then their grids; the second's grid is empty.
     calls = [(1001, 128, 64, (1,), 1, 0, ()), (1002, 32, 0, (0,), 1, 3, ())]
-    run = launch(Program(2, [(0, 0), (1, 32)], [50, 7, 2, 60, 0, 1], calls, driver.words()))
+    run = gpu_launch(Program(2, [(0, 0), (1, 32)], [50, 7, 2, 60, 0, 1], calls, driver.words()))
     a, b = aligned(100), aligned(100)
     assert run(a, b, 5) == 0
     assert driver.calls == [(1001, 7, 2, 128, 64, 5, b.data_ptr() + 32, 50)]
@@ -183,7 +203,7 @@ def test_a_gpu_gets_what_the_table_says(launch: Launcher) -> None:
     assert len(driver.calls) == 1
 
 
-def test_a_table_is_written_in_as_many_launches_as_it_takes(launch: Launcher) -> None:
+def test_a_table_is_written_in_as_many_launches_as_it_takes(gpu_launch: Launcher) -> None:
     written: dict[int, int] = {}
 
     class Writing(Driver):
@@ -197,7 +217,7 @@ def test_a_table_is_written_in_as_many_launches_as_it_takes(launch: Launcher) ->
     driver = Writing()
     table, a, b = aligned(64), aligned(64), aligned(64)
     calls = [(1001, 128, 0, (0, 1, 2, 1, 2), 1, 0, (7, 8, 9))]
-    run = launch(Program(3, [(0, 0), (1, 0), (2, 16)], [50, 2, 1], calls, driver.words()))
+    run = gpu_launch(Program(3, [(0, 0), (1, 0), (2, 16)], [50, 2, 1], calls, driver.words()))
     assert run(table, a, b, 5) == 0
     addresses = [a.data_ptr(), b.data_ptr() + 16] * 2
     assert [written[table.data_ptr() + 8 * k] for k in range(7)] == [7, 8, 9, *addresses]
@@ -205,9 +225,9 @@ def test_a_table_is_written_in_as_many_launches_as_it_takes(launch: Launcher) ->
     assert driver.calls[-1] == (1001, 2, 1, 128, 0, 5, table.data_ptr(), 50)
 
 
-def test_the_drivers_error_comes_back(launch: Launcher) -> None:
+def test_the_drivers_error_comes_back(gpu_launch: Launcher) -> None:
     driver = Driver(701)
-    run = launch(Program(1, [(0, 0)], 3, [(1, 32, 0, (0,), 1, 0, ())] * 2, driver.words()))
+    run = gpu_launch(Program(1, [(0, 0)], 3, [(1, 32, 0, (0,), 1, 0, ())] * 2, driver.words()))
     assert run(aligned(8), 1, 2, 1, 0) == 701
     assert len(driver.calls) == 1
 

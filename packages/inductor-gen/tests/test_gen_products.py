@@ -16,7 +16,7 @@ from inductor_gen.kernel.ir import Call
 from inductor_gen.pipeline import lower_graph
 from inductor_gen.runtime import products, triton_wrapper
 from inductor_gen.runtime.compiler import load_kernels
-from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, as_launcher
+from inductor_gen.runtime.launch import GPU_LAUNCHER, UNALIGNED, as_launcher
 from inductor_gen.runtime.products import Product, Products
 from inductor_gen.runtime.triton_wrapper import TritonWrapper
 from prims.options import Options
@@ -142,7 +142,7 @@ def test_rows_or_columns_first(monkeypatch: Any, left: bool, right: bool, paddin
     a, b, out = matrix(17, 23, padding, left), matrix(23, 31, padding, right), matrix(17, 31, 0, False)
     product = found.product(torch.bfloat16, (17, 31, 23), a.stride(), b.stride(), (0, 0))
     assert product is not None and product.workspace == 0
-    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    run = as_launcher(load_kernels([GPU_LAUNCHER], Options())[0][GPU_LAUNCHER.name])(product)
     assert run(out, a, b, 7) == 0
     torch.testing.assert_close(out, (a.float() @ b.float()).bfloat16())
     assert library.given == [(99, 41, 48, None, 0, 7)]
@@ -154,7 +154,7 @@ def test_a_bias_and_where_it_is_at_each_call(monkeypatch: Any) -> None:
     a, b, out = matrix(17, 23, 0, False), matrix(23, 31, 0, True), matrix(17, 31, 0, False)
     product = found.product(torch.bfloat16, (17, 31, 23), a.stride(), b.stride(), (0, 0, 512))
     assert product is not None
-    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    run = as_launcher(load_kernels([GPU_LAUNCHER], Options())[0][GPU_LAUNCHER.name])(product)
     space = torch.empty(512, dtype=torch.uint8)
     for _ in range(2):
         biases = matrix(1, 256 + 31, 0, False)
@@ -173,7 +173,7 @@ def test_many_pairs(monkeypatch: Any, left: bool, right: bool) -> None:
     out = matrix(32, 16, 0, False).view(2, 16, 16)
     product = found.product(torch.bfloat16, (2, 16, 16, 32), a.stride(), b.stride(), (0, 0))
     assert product is not None
-    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    run = as_launcher(load_kernels([GPU_LAUNCHER], Options())[0][GPU_LAUNCHER.name])(product)
     given = [x if x.data_ptr() % 256 == 0 else moved(x) for x in (a, b)]
     assert run(out, *given, 7) == 0
     torch.testing.assert_close(out, (a.float() @ b.float()).bfloat16())
@@ -193,7 +193,7 @@ def test_operands_within_their_memory_a_workspace_and_errors(monkeypatch: Any) -
     whole, b, out = matrix(64, 32, 0, False), matrix(32, 16, 0, False), matrix(16, 16, 0, False)
     product = found.product(torch.bfloat16, (16, 16, 32), (32, 1), (16, 1), (16 * 32 * 2, 0))
     assert product is not None and product.workspace == 4096
-    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    run = as_launcher(load_kernels([GPU_LAUNCHER], Options())[0][GPU_LAUNCHER.name])(product)
     space = torch.empty(4096, dtype=torch.uint8)
     assert run(out, whole, b, 0, space) == 0
     torch.testing.assert_close(out, (whole[16:32].float() @ b.float()).bfloat16())
@@ -248,7 +248,7 @@ def test_operands_may_begin_anywhere_in_their_memory(monkeypatch: Any) -> None:
 
     env = build(fn, [TensorSpec((64, 32), torch.bfloat16, gpu)], claims=inductor_gen.claims("cuda"))
     lowered = lower_graph(env, Options(verify="off"), devices=lambda _: known("H200"))
-    wrapper = TritonWrapper(lowered, {}, LAUNCHER, {}, (), gpu)
+    wrapper = TritonWrapper(lowered, {}, GPU_LAUNCHER, {}, (), gpu)
     (call,) = (c for c in lowered.calls if isinstance(c, Call))
     wrapper._product(call.node)
     refs = lowered.prepared.externs[call.node][0]

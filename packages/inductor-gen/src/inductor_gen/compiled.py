@@ -23,7 +23,7 @@ from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
 from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
-from inductor_gen.runtime.launch import LAUNCHER, as_launcher
+from inductor_gen.runtime.launch import GPU_LAUNCHER, LAUNCHER, as_launcher
 from inductor_gen.runtime.libraries import FLAGS
 from inductor_gen.runtime.wrapper import Wrapper
 from inductor_gen.unit import Unit
@@ -168,7 +168,8 @@ def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) ->
     if any(source.language == "c" and _loader(source) is not None for source in lowered.sources()):
         return "its kernels were compiled and loaded by a function of the program's"
     rounds = options.numerics, *options.policies
-    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], FLAGS, rounds, gpu)
+    launcher = wrapper.addresses[_launcher(gpu is not None).name]
+    return Made(wrapper.values(), wrapper.programs, launcher, FLAGS, rounds, gpu)
 
 
 def free_memory() -> None:
@@ -200,8 +201,9 @@ def _load(lowered: Lowered, options: Options, report: Report, begun: Any = None)
     in_c = [s for s in sources.values() if s.language == "c"]
     in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
     keep_heap()
-    addresses, compiled = _load_c(in_c, options, report)
-    launch = as_launcher(addresses[LAUNCHER.name])
+    launcher = _launcher(bool(in_triton))
+    addresses, compiled = _load_c(in_c, launcher, options, report)
+    launch = as_launcher(addresses[launcher.name])
     if not in_triton:
         return Wrapper(lowered, addresses, launch), compiled
     from inductor_gen.runtime.triton_wrapper import triton_wrapper
@@ -210,10 +212,16 @@ def _load(lowered: Lowered, options: Options, report: Report, begun: Any = None)
     return wrapper, compiled + more
 
 
-def _load_c(sources: Sequence[KernelSource], options: Options, report: Report) -> tuple[dict[str, int], int]:
+def _launcher(on_gpu: bool) -> Unit:
+    return GPU_LAUNCHER if on_gpu else LAUNCHER
+
+
+def _load_c(
+    sources: Sequence[KernelSource], launcher: Unit, options: Options, report: Report
+) -> tuple[dict[str, int], int]:
     """The addresses of C kernels and of the launcher by name, and how many had to be compiled: each kind of device's
     kernels by what its row names, those that it does by ours in one go with the launcher."""
-    ours: list[Unit] = [LAUNCHER]
+    ours: list[Unit] = [launcher]
     others: dict[Callable[..., Any], list[KernelSource]] = {}
     for source in sources:
         if (load := _loader(source)) is None:

@@ -115,6 +115,6 @@ def _places_saved(node: Any, places: dict[int, list[Place]], edges: dict[Any, Pl
 
 @functools.cache
 def _names_of_saved(node: type) -> tuple[str, ...]:
-    """The attributes by which a class of autograd nodes shows what it saves, as it holds it: unpacked, a node's own result
-    is a new tensor, and making that imports PyTorch's distributed tensors, symbolic shapes and sympy (0.3 s)."""
+    """The attributes by which a class of autograd nodes shows what it saves, as it holds it: unpacked, a node's own
+    result is a new tensor, and making that imports PyTorch's distributed tensors, symbolic shapes and sympy (0.3 s)."""
     return tuple(name for name in dir(node) if name.startswith("_raw_saved_"))

@@ -22,7 +22,7 @@ import torch
 
 from inductor_gen.codegen.cexpr import prelude
 from inductor_gen.device.cpu import ask
-from inductor_gen.runtime.launch import LAUNCHER, Launcher, as_launcher
+from inductor_gen.runtime.launch import GPU_LAUNCHER, Launcher, as_launcher
 from inductor_gen.runtime.libraries import (
     FLAGS,
     OF_GCC,
@@ -269,9 +269,9 @@ def load_kernels(
 
 
 def launcher(options: Options) -> Launcher:
-    """What turns a program of kernels into a callable."""
-    addresses, _ = load_kernels([LAUNCHER], options)
-    return as_launcher(addresses[LAUNCHER.name])
+    """What turns a program of kernels on a GPU into a callable."""
+    addresses, _ = load_kernels([GPU_LAUNCHER], options)
+    return as_launcher(addresses[GPU_LAUNCHER.name])
 
 
 def _compile(

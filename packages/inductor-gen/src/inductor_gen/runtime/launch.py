@@ -20,18 +20,15 @@ import torch
 from inductor_gen.unit import Unit
 from prims.records import record
 
-__all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Layout", "Program", "Run", "as_launcher"]
+__all__ = ["GPU_LAUNCHER", "LAUNCHER", "UNALIGNED", "Call", "Launcher", "Layout", "Program", "Run", "as_launcher"]
 
 UNALIGNED = -2
 METHOD_SIZE = 32  # bytes of an entry in the table of methods
 
-LAUNCHER = Unit(
-    name="quintet_launch",
-    text="""\
+_TEXT = """\
 /* It waits for memory, not for arithmetic: at -O3 it takes twice as long to compile and runs no faster. */
 #pragma GCC push_options
 #pragma GCC optimize("O1")
-int sched_yield(void);
 typedef struct { const char* name; void* function; int flags; const char* doc; } ql_method;
 
 /* What the Python side fills in, one word each. */
@@ -77,9 +74,10 @@ static int ql_pointer(void* x, char** out) {
 typedef int ql_start(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                      void**);
 
+#if QL_GPU
 /* Write words, and the addresses after the first one, to the first one: by launches of a kernel (its function and how
    many words it takes are at `writer`) that gets them as its parameters, so that nothing is copied when it runs. */
-static int ql_table(const int64_t* writer, ql_start* launch, void* stream, void* const* p, int64_t pointers,
+static int ql_table(const int64_t* writer, ql_start* ql_launch, void* stream, void* const* p, int64_t pointers,
                     const int64_t* numbers, int64_t words) {
     const int64_t room = writer[1], total = words + pointers - 1;
     int64_t taken[room];
@@ -89,19 +87,20 @@ static int ql_table(const int64_t* writer, ql_start* launch, void* stream, void*
         void* args[] = {taken, &place, &count};
         for (int k = 0; k < count; k++)
             taken[k] = first + k < words ? numbers[first + k] : (int64_t)(intptr_t)p[first + k - words + 1];
-        const int code = launch((void*)(intptr_t)writer[0], (unsigned)(count + 255) / 256, 1, 1, 256, 1, 1, 0, stream,
-                                args, 0);
+        const unsigned blocks = (unsigned)(count + 255) / 256;
+        const int code = ql_launch((void*)(intptr_t)writer[0], blocks, 1, 1, 256, 1, 1, 0, stream, args, 0);
         if (code) return code;
     }
     return 0;
 }
+#endif
 
 /* The kernels on the CPU, or on a GPU's stream; 0, or what a kernel met in the data, or the driver's error. */
 static long long ql_kernels(const int64_t* t, void* const* slot, const int64_t* sizes, int64_t gpu, void* stream) {
-    ql_start* launch = 0;
+    ql_start* ql_launch = 0;
     const int64_t* table = 0;
     if (gpu) {
-        launch = (void*)(intptr_t)t[0];
+        ql_launch = (void*)(intptr_t)t[0];
         void* context = 0;
         ((int (*)(void**))(intptr_t)t[1])(&context);
         if (!context) ((int (*)(void*))(intptr_t)t[2])((void*)(intptr_t)t[3]);
@@ -119,11 +118,13 @@ static long long ql_kernels(const int64_t* t, void* const* slot, const int64_t* 
         const int64_t* next = t + 7 + pointers + words;
         void* p[pointers > 0 ? pointers : 1];
         for (int64_t k = 0; k < pointers; k++) p[k] = slot[t[7 + k]];
+#if QL_GPU
         if (words) {
-            const int code = ql_table(table, launch, stream, p, pointers, t + 7 + pointers, words);
+            const int code = ql_table(table, ql_launch, stream, p, pointers, t + 7 + pointers, words);
             if (code) return code;
             pointers = 1;
         }
+#endif
         if (!gpu) {
             const int bad = ((int (*)(void* const*, const int64_t*))(intptr_t)t[0])(p, n);
             if (bad) return bad;
@@ -133,8 +134,8 @@ static long long ql_kernels(const int64_t* t, void* const* slot, const int64_t* 
             for (int64_t k = 0; k < pointers; k++) args[k] = &p[k];
             for (int64_t k = 0; k < numbers; k++) args[pointers + k] = (void*)(n + k);
             args[pointers + numbers] = args[pointers + numbers + 1] = &nothing;
-            const int code = launch((void*)(intptr_t)t[0], (unsigned)n[numbers], (unsigned)n[numbers + 1], 1,
-                                    (unsigned)t[1], 1, 1, (unsigned)t[2], stream, args, 0);
+            const int code = ql_launch((void*)(intptr_t)t[0], (unsigned)n[numbers], (unsigned)n[numbers + 1], 1,
+                                       (unsigned)t[1], 1, 1, (unsigned)t[2], stream, args, 0);
             if (code) return code;
         }
         t = next;
@@ -145,9 +146,10 @@ static long long ql_kernels(const int64_t* t, void* const* slot, const int64_t* 
 /* run(tensors..., sizes unless they are constants..., stream if on a GPU) */
 static void* ql_run(void* self, void* const* args, intptr_t given) {
     const int64_t* t = (const int64_t*)ql.bytes(self);
-    const int64_t gpu = t[0], tensors = t[1], slots = t[2], numbers = t[3], fixed = t[4];
-    if (given != tensors + (fixed ? 0 : numbers) + gpu) {
-        ql.raise(ql.type_error, "a generated wrapper passes another number of arguments than its kernels take");
+    const int64_t gpu = QL_GPU ? t[0] : 0, tensors = t[1], slots = t[2], numbers = t[3], fixed = t[4];
+    if (given != tensors + (fixed ? 0 : numbers) + gpu || t[0] != gpu) {
+        ql.raise(ql.type_error, t[0] != gpu ? "this launcher is for kernels on the CPU"
+                 : "a generated wrapper passes another number of arguments than its kernels take");
         return 0;
     }
     t += 5;
@@ -174,12 +176,13 @@ static void* ql_run(void* self, void* const* args, intptr_t given) {
     return ql.new_number(code);
 }
 
+#if QL_GPU
 /* product(out, a, b[, bias], stream[, workspace]); the table is what inductor_gen.runtime.products makes */
 static void* ql_product(void* self, void* const* args, intptr_t given) {
     const int64_t* t = (const int64_t*)ql.bytes(self);
-    int (*matmul)(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*,
+    int (*ql_matmul)(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*,
                   void*, void*, const void*, void*, size_t, void*) = (void*)(intptr_t)t[0];
-    int (*describe)(void*, int, const void*, size_t) = (void*)(intptr_t)t[6];
+    int (*ql_describe)(void*, int, const void*, size_t) = (void*)(intptr_t)t[6];
     const int64_t bytes = t[7], operands = t[8];
     char *p[4], *workspace = 0;
     if (given != operands + 1 + (bytes > 0)) {
@@ -200,15 +203,21 @@ static void* ql_product(void* self, void* const* args, intptr_t given) {
     static char described;  /* where the bias is stands in the description, which threads share */
     if (operands > 3) {
         while (__atomic_test_and_set(&described, __ATOMIC_ACQUIRE)) sched_yield();
-        code = describe((void*)t[2], 8, &p[3], sizeof(p[3]));
+        code = ql_describe((void*)t[2], 8, &p[3], sizeof(p[3]));
     }
     if (!code)
-        code = matmul((void*)t[1], (void*)t[2], &one, p[2], (void*)t[3], p[1], (void*)t[4], &zero, p[0], (void*)t[5],
+        code = ql_matmul((void*)t[1], (void*)t[2], &one, p[2], (void*)t[3], p[1], (void*)t[4], &zero, p[0], (void*)t[5],
                       p[0], (void*)t[5], t + 13, workspace, (size_t)bytes, stream);
     if (operands > 3) __atomic_clear(&described, __ATOMIC_RELEASE);
     ql.enter(state);
     return ql.new_number(code);
 }
+#else
+static void* ql_product(void* self, void* const* args, intptr_t given) {
+    ql.raise(ql.type_error, "this launcher is for kernels on the CPU");
+    return 0;
+}
+#endif
 
 /* moved(tensor): 0 if it has the strides in the table, which follow their number; 1 if not, or if it cannot be told */
 static void* ql_moved(void* self, void* const* args, intptr_t given) {
@@ -228,8 +237,11 @@ void* KERNEL(const void* places) {
     return ql_methods;
 }
 #pragma GCC pop_options
-""",
-)
+"""
+
+#: Launchers of kernels on the CPU, and of those on a GPU or of both: twice as much for a compiler.
+LAUNCHER = Unit(name="quintet_launch", text="#define QL_GPU 0\n" + _TEXT)
+GPU_LAUNCHER = Unit(name="quintet_launch_gpu", text="#define QL_GPU 1\n" + _TEXT)
 
 _FUNCTIONS = (
     "PyBytes_AsString", "PyLong_AsVoidPtr", "PyLong_AsLongLong", "PyLong_FromLongLong", "PyObject_CallMethod",

@@ -23,7 +23,7 @@ from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.helpers import FRESH, HELPERS, function_of_text, on_device
-from inductor_gen.runtime.launch import LAUNCHER, Call, Layout, Program, as_launcher
+from inductor_gen.runtime.launch import GPU_LAUNCHER, LAUNCHER, Call, Layout, Program, as_launcher
 from inductor_gen.runtime.libraries import (
     FLAGS,
     Function,
@@ -55,10 +55,11 @@ _OF_LEAST = ("inputs", "parameters", "outputs")
 
 def _machine(flags: Sequence[str], rounds: Sequence[str], gpu: torch.device | None) -> dict[str, Any]:
     """What kernels and the function that calls them are made for."""
+    launcher = LAUNCHER if gpu is None else GPU_LAUNCHER
     return {
         "numerics": list(rounds),
         "machine": platform.machine(), "instructions": _digest(instructions()), "flags": list(flags),
-        "torch": torch.__version__, "launcher": _digest(LAUNCHER.text), "gpu": None if gpu is None else _told_gpu(gpu),
+        "torch": torch.__version__, "launcher": _digest(launcher.text), "gpu": None if gpu is None else _told_gpu(gpu),
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from inductor_gen.codegen.tritonexpr import prelude
 from inductor_gen.runtime import cubins
 from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.cubins import Loaded, forget_loaded
-from inductor_gen.runtime.launch import LAUNCHER
+from inductor_gen.runtime.launch import GPU_LAUNCHER
 from inductor_gen.runtime.triton_check import OLDEST, broken_triton, check_gpu, triton_version
 from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
 from inductor_gen.runtime.triton_worker import compile_function, import_file
@@ -229,7 +229,7 @@ class Begun:
 
     def _launchers(self) -> None:
         try:
-            load_kernels([LAUNCHER], self.options)
+            load_kernels([GPU_LAUNCHER], self.options)
         except QuintetError:
             pass  # the graph's own thread meets the same and reports it
 

@@ -25,6 +25,7 @@ import torch
 
 from prims.dtypes import HALVES, KEPT_FLOATS, ROWS
 from prims.errors import Unsupported
+from prims.ops.declarations import declarations
 from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
 from prims.ops.row import TABLE, PrimOp, Template
 
@@ -254,7 +255,8 @@ def stays_scalar(op: str) -> bool:
 
 
 def c_prelude(source: str, simd: bool = True, own: str = "") -> str:
-    """Includes, vector declarations of libm functions and ``q_*`` helpers that the C text `source` uses.
+    """What the C text `source` needs before it: declarations of what C's library has (:mod:`prims.ops.declarations`),
+    vector ones of libm functions, and ``q_*`` helpers.
 
     With `simd`, libm functions are declared to have vector versions, which glibc's libmvec provides since
     2.35 (`prims.ops.prelude.C_SIMD` maps each to its first glibc); without, they stay scalar calls. `own` stands
@@ -262,8 +264,7 @@ def c_prelude(source: str, simd: bool = True, own: str = "") -> str:
     """
     helpers = _closure(source, C_HELPERS)
     text = "\n".join([source, *(C_HELPERS[name] for name in helpers)])
-    lines = ["#include <math.h>", "#include <stdint.h>", "#include <stdlib.h>", "#include <string.h>"]
-    lines += [own] * bool(own)
+    lines = [*declarations("\n".join([text, own])), *[own] * bool(own)]
     for name, ctype, arity in _libm(set(_WORD.findall(text))) if simd else ():
         lines.append("#pragma omp declare simd notinbranch")
         lines.append(f"{ctype} {name}({', '.join([ctype] * arity)});")

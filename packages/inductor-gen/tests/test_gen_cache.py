@@ -537,8 +537,18 @@ def test_no_compiler_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compiler, "_start", start)
-    monkeypatch.setattr(compiler, "_wait", interrupted)
+    monkeypatch.setattr(compiler, "_next_done", interrupted)
     env, _ = graph(28.0)
     with pytest.raises(KeyboardInterrupt):
         inductor_gen.compile_graph(env, options=Options(cache_dir=str(tmp_path)))
     assert started and all(job.poll() is not None for job in started)
+
+
+def test_what_ends_first_is_taken_first() -> None:
+    jobs = {0: compiler._start(["sleep", "60"]), 1: compiler._start(["true"])}
+    try:
+        assert compiler._next_done(jobs, 30) == (1, False)
+        assert compiler._next_done({0: jobs[0]}, 0.01) == (0, True)
+    finally:
+        for job in jobs.values():
+            compiler._end(job)

@@ -9,13 +9,14 @@ import importlib.util
 import os
 import platform
 import re
+import selectors
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -287,27 +288,39 @@ def _compile(
     workers = options.compile_workers or len(os.sched_getaffinity(0))
     dealt = {flags: _shares(units, round(workers * len(units) / len(missing))) for flags, units in groups.items()}
     shares = [(flags, share) for flags, each in dealt.items() for share in each]
-    at_once = max(workers, len(dealt))
-    jobs: list[subprocess.Popen[str]] = []
+    at_once, seconds = max(workers, len(dealt)), options.compile_timeout or None
+    waiting = list(enumerate(shares))[::-1]
+    jobs: dict[int, subprocess.Popen[str]] = {}
 
     def begin() -> None:
-        if len(jobs) < len(shares):
-            flags, share = shares[len(jobs)]
-            jobs.append(_build(share, compiler, flags, not options.batch_invariant, folder, len(jobs)))
+        while waiting and len(jobs) < at_once:
+            n, (flags, share) = waiting.pop()
+            jobs[n] = _build(share, compiler, flags, not options.batch_invariant, folder, n)
 
     try:
-        for _ in range(at_once):
-            begin()
-        for n, (_, share) in enumerate(shares):
-            built = Path(folder) / f"k{n}.so"
-            _wait(jobs[n], compiler, built, options.compile_timeout or None)
+        begin()
+        while jobs:
+            n, late = _next_done(jobs, seconds)
+            built, share = Path(folder) / f"k{n}.so", shares[n][1]
+            _wait(jobs[n], compiler, built, seconds, late)
+            del jobs[n]
             begin()
             made |= {f.key: f.address for f in take_in(built, {key_of[u.name]: u.name for u in share}, cache)}
             more(len(share))
     finally:
-        for job in jobs:  # none is left behind, whatever ended this
+        for job in jobs.values():  # none is left behind, whatever ended this
             _end(job)
     return made
+
+
+def _next_done(jobs: Mapping[int, subprocess.Popen[str]], seconds: float | None) -> tuple[int, bool]:
+    """The first job that ends (or prints, which they do when they fail); the oldest one, and True, where none does so
+    within ``seconds``."""
+    with selectors.DefaultSelector() as selector:
+        for n, job in jobs.items():
+            selector.register(job.stdout, selectors.EVENT_READ, n)  # type: ignore[arg-type]
+        ready = selector.select(seconds)
+    return (ready[0][0].data, False) if ready else (next(iter(jobs)), True)
 
 
 def _refuses_everything(compiler: Compiler, folder: Path) -> bool:
@@ -321,8 +334,10 @@ def _refuses_everything(compiler: Compiler, folder: Path) -> bool:
         return True
 
 
-def _wait(job: subprocess.Popen[str], compiler: Compiler, built: Path, seconds: float | None) -> None:
-    """Wait for a compiler to make a library.
+def _wait(
+    job: subprocess.Popen[str], compiler: Compiler, built: Path, seconds: float | None, late: bool = False
+) -> None:
+    """Wait for a compiler to make a library, unless it is late already.
 
     Raises:
         UserError: it takes too long, the disk is full, it compiles nothing at all, or it made none.
@@ -330,7 +345,7 @@ def _wait(job: subprocess.Popen[str], compiler: Compiler, built: Path, seconds: 
     """
     command = " ".join(compiler.command)
     try:
-        output, refusal = _finish(job, seconds)
+        output, refusal = _finish(job, 0 if late else seconds)
     except subprocess.TimeoutExpired:
         raise UserError(
             f"the C compiler {command} took more than {seconds:g} seconds and was ended",

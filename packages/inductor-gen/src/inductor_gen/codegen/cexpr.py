@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import platform
 import re
@@ -420,6 +421,7 @@ static inline float qo_tanhf(float x) {
 """.strip()
 
 
+@functools.lru_cache(maxsize=256)
 def prelude(text: str, simd: bool = True) -> str:
     """The includes and helpers that C text needs. libm calls vectorise where glibc has all vector versions (2.35), and
     with ``simd``: those round otherwise than the scalar ones that a loop's last elements are computed by."""

@@ -7,7 +7,6 @@ here has the headers themselves.
 
 from __future__ import annotations
 
-import functools
 import re
 
 __all__ = ["declarations"]
@@ -76,7 +75,6 @@ def declarations(text: str) -> list[str]:
     return [*_TYPES, *macros, *(line for name, line in _FUNCTIONS.items() if name in words)]
 
 
-@functools.lru_cache(maxsize=4096)
 def _words(text: str) -> frozenset[str] | None:
     """The known words of a text, None where there are others that may be a header's."""
     found = set()

@@ -244,11 +244,13 @@ def _words(op: str) -> frozenset[str]:
     return frozenset(_WORD.findall("\n".join(text).replace("{f}", "f")))
 
 
+@functools.cache
 def calls_libm(op: str) -> bool:
     """Whether the C of an elementwise primitive calls functions of libm with vector versions, or helpers that do."""
     return bool(_libm(_words(op)))
 
 
+@functools.cache
 def stays_scalar(op: str) -> bool:
     """Whether some compiler makes no vectors of the C of an elementwise primitive: it loops, or calls what has none."""
     return bool(_SCALAR & _words(op))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -293,7 +293,8 @@ class GraphBuilder:
         except (GraphBreak, ObservedError):
             raise
         except QuintetError as error:
-            raise GraphBreak("QB08", f"{_name_of(fn)}: {_first_line(error)}") from error
+            brk = GraphBreak("QB08", f"{_name_of(fn)}: {_first_line(error)}")
+            raise _while_modules_have(brk, [*args, *kwargs.values()]) from error
         except RecursionError as error:
             raise GraphBreak("QB13", f"Python's limit was reached in {_name_of(fn)}") from error
         except Exception as error:
@@ -765,6 +766,27 @@ def _name_of(fn: Any) -> str:
 def _no_such_row(error: IndexError, x: Any, index: int) -> str:
     """Eager's text, which has the size in it: a symbolic one is the number that it is from then on."""
     return f"index {index} is out of bounds for dimension 0 with size {int(x.shape[0])}" if x.dim() else str(error)
+
+
+def _while_modules_have(brk: GraphBreak, operands: Sequence[Value]) -> GraphBreak:
+    """The break at an operator that is refused for what its operands are: where one is a module's own and gets another
+    size or type (an observer's extremes, in its first call), the graph may go on."""
+    tensors = [x for x in (value.realize() for value in operands) if isinstance(x, TensorValue)]
+    own = [(x.source, x.real_tensor) for x in tensors if x.source is not None and x.source.kind == "module_item"]
+    facts = [(source, (tuple(x.shape), x.dtype)) for source, x in own if x is not None]
+
+    def guard(tx: Any) -> None:
+        for source, (shape, dtype) in facts:
+            text = f"{source} is {dtype} of {list(shape)}"
+            tx.guards.predicate(source.again(), partial(_is_sized, shape, dtype), text)
+
+    if facts:
+        brk.guard = guard
+    return brk
+
+
+def _is_sized(shape: tuple[int, ...], dtype: torch.dtype, obj: Any) -> bool:
+    return isinstance(obj, torch.Tensor) and tuple(obj.shape) == shape and obj.dtype == dtype
 
 
 def _end_of_graph(fn: Any, error: Exception) -> GraphBreak:

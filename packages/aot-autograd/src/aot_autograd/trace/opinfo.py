@@ -56,6 +56,7 @@ _TWINS: dict[str, str] = {
     "aten::rrelu_with_noise": "rrelu_with_noise_functional.default",
     "aten::_native_batch_norm_legit": "_native_batch_norm_legit_functional.default",
     "aten::_batch_norm_with_update": "_batch_norm_with_update_functional.default",
+    "aten::_fused_moving_avg_obs_fq_helper": "_fused_moving_avg_obs_fq_helper_functional.default",
 }
 
 _EFFECTS = ("aten::_assert_async", "aten::_assert_scalar", "aten::_print", "aten::sym_constrain_range")

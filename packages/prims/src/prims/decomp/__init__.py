@@ -10,6 +10,7 @@ A decomposition is a function ``(p, *args, **kwargs)`` written once against the 
 - `pooling`, `windows`, `padding`, `resampling`, `sampling`: windows, borders and interpolation
 - `weights`: weight normalisation, distances, bilinear forms
 - `backward`: gradients of the above that are not beside their forward
+- `quantized`: fake quantisation
 - `foreach`, `optimisers`: ops over lists of tensors
 - `seeded`: random numbers as functions of a seed
 

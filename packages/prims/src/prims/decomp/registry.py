@@ -29,6 +29,7 @@ RARE = {
     "optimisers": "_amp_* _fused_adam* _fused_sgd",
     "padding": "constant_pad_nd pad reflection_pad* replication_pad*",
     "pooling": "_adaptive_avg_pool* adaptive_avg_pool* avg_pool* max_pool*",
+    "quantized": "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams fake_quantize_per_tensor_affine_cachemask",
     "resampling": "_upsample_* upsample_*",
     "sampling": "_unsafe_masked_index* adaptive_max_pool* affine_grid_generator bucketize grid_sampler_2d put "
     "searchsorted",

@@ -258,3 +258,56 @@ def scaled_mm(
     use_fast_accum: bool = False,
 ) -> TensorSpec:
     return TensorSpec((a.shape[0], b.shape[1]), out_dtype or a.dtype, a.device)
+
+
+@meta_rule("aten.fake_quantize_per_tensor_affine_cachemask.default")
+@meta_rule("aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
+@meta_rule("aten.fake_quantize_per_channel_affine_cachemask.default")
+def fake_quantize(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+    _check_quantized(x, *args)
+    return with_format(x, None, x.dtype, x.device), with_format(x, None, torch.bool, x.device)
+
+
+@meta_rule("aten._fake_quantize_learnable_per_tensor_affine.default")
+@meta_rule("aten._fake_quantize_learnable_per_channel_affine.default")
+def fake_quantize_learnable(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten._fake_quantize_learnable_per_tensor_affine_backward.default")
+@meta_rule("aten._fake_quantize_learnable_per_channel_affine_backward.default")
+def fake_quantize_learnable_backward(
+    grad: TensorSpec, x: TensorSpec, scale: TensorSpec, zero_point: TensorSpec, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, ...]:
+    dense = (TensorSpec(one.shape, one.dtype, one.device) for one in (scale, zero_point))
+    return with_format(x, None, x.dtype, x.device), *dense
+
+
+@meta_rule("aten._fused_moving_avg_obs_fq_helper_functional.default")
+def observed_fake_quantize(
+    x: TensorSpec, observer_on: TensorSpec, fake_quant_on: TensorSpec, least: TensorSpec, most: TensorSpec,
+    scale: TensorSpec, zero_point: TensorSpec, averaging_const: float, quant_min: int, quant_max: int, ch_axis: int,
+    per_row_fake_quant: bool = False, symmetric_quant: bool = False,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    wanted = (x.shape[ch_axis],) if per_row_fake_quant else least.shape
+    if (0,) in (least.shape, most.shape) or not least.shape == most.shape == wanted:
+        raise Unsupported("the first call of an observer, which gives its extremes another size")
+    out, mask = with_format(x, None, x.dtype, x.device), with_format(x, None, torch.bool, x.device)
+    return out, mask, least, most, scale, zero_point
+
+
+@meta_rule("aten._fused_moving_avg_obs_fq_helper.default")
+def observed_fake_quantize_in_place(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+    return observed_fake_quantize(x, *args, **kwargs)[:2]
+
+
+def _check_quantized(x: TensorSpec, *args: Any) -> None:
+    """Leave to eager what it refuses, for its own error."""
+    if not x.dtype.is_floating_point:
+        raise Unsupported(f"fake quantisation of {x.dtype}")
+    if len(args) == 4 and not args[2] <= args[1] <= args[3]:
+        raise Unsupported("fake quantisation by a zero point that is not between the levels")
+    if len(args) == 5 and isinstance(args[2], int):
+        scale, zero_point, axis, least, most = args
+        if not -x.ndim <= axis < x.ndim or scale.ndim != 1 or scale.shape != zero_point.shape or least > most:
+            raise Unsupported("fake quantisation by other scales and zero points than the tensor has channels")

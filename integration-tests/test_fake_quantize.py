@@ -75,6 +75,43 @@ def test_functions(name, dtype, layout, dynamic):
         assert not report.fallbacks and not report.externs, report
 
 
+def by(scale, zero_point, least=0, most=255):
+    return lambda x: torch.fake_quantize_per_tensor_affine(x, scale, zero_point, least, most)
+
+
+TENSOR, INT = torch.tensor, torch.int32
+ODD = {
+    "float64 scale": by(TENSOR([0.1], dtype=torch.float64), TENSOR([3], dtype=INT)),
+    "float16 scale": by(TENSOR([0.1], dtype=torch.float16), TENSOR([3], dtype=INT)),
+    "int64 zero point": by(TENSOR([0.1]), TENSOR([3])),
+    "zero point with a fraction": by(TENSOR([0.1]), TENSOR([3.75])),
+    "no dimensions": by(TENSOR(0.1), TENSOR(3, dtype=INT)),
+    "two scales": by(TENSOR([0.1, 0.2]), TENSOR([3, 3], dtype=INT)),
+    "no scale": by(TENSOR([]), TENSOR([], dtype=INT)),
+    "zero point out of range": by(TENSOR([0.1]), TENSOR([300], dtype=INT)),
+    "tensor of zero": by(TENSOR([0.0]), TENSOR([0], dtype=INT)),
+    "subnormal": by(1e-45, 0), "less than float32 has": by(1e-60, 0), "more than float32 has": by(1e39, 0),
+    "zero": by(0.0, 0), "negative": by(-0.1, 0), "nan": by(math.nan, 0), "infinite": by(math.inf, 0),
+    "32 bits": by(1e-9, 0, -(2**31), 2**31 - 1), "27 bits": by(1e-4, 7, -(2**26), 2**26),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(50,), (0,), ()], ids=str)
+@pytest.mark.parametrize("name", ODD)
+def test_odd_scales(name, shape):
+    torch.manual_seed(0)
+    x = torch.randn(shape) * 5
+    compiled = compile_api.compile(lambda x: ODD[name](x))
+    try:
+        expected = ODD[name](x)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError) as ours:
+            compiled(x)
+        assert str(ours.value) == str(error)
+        return
+    torch.testing.assert_close(compiled(x), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_what_is_switched_off_passes(enabled):
     on = torch.tensor([int(enabled)])

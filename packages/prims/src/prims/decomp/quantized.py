@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -11,9 +12,15 @@ from prims.decomp.common import Value, expand, full_like, opmath, to_dtype, unsu
 from prims.decomp.registry import decomposition
 from prims.decomp.views import reshaped
 
+#: Levels up to here are whole numbers in float32.
+_MOST = 1 << 24
+
 
 def _float32(x: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", x))[0])
+    try:
+        return float(struct.unpack("f", struct.pack("f", x))[0])
+    except OverflowError:
+        return math.copysign(math.inf, x)
 
 
 @decomposition("aten.fake_quantize_per_tensor_affine_cachemask.default")
@@ -39,7 +46,8 @@ def fake_quantize_by_tensors(
         return expand(p, reshaped(p, to_dtype(p, x, dtype), ()), self.shape)
 
     compute, step = opmath(self.dtype), to_dtype(p, scale, torch.float32)
-    inverse, zero = spread(p.reciprocal(step), compute), spread(zero_point, compute)
+    inverse = spread(p.reciprocal(step), compute)
+    zero = spread(to_dtype(p, zero_point, torch.int64), compute)  # eager reads it as an integer
     out, inside = _quantized(p, self, spread(step, torch.float32), inverse, zero, quant_min, quant_max)
     enabled = reshaped(p, p.ne(fake_quant_enabled, 0), ())
     enabled = expand(p, enabled, self.shape)
@@ -53,6 +61,8 @@ def _quantized(
     NaN is the lowest one."""
     if self.device.type != "cpu":
         raise unsupported("fake quantisation on a GPU, where eager has a kernel of its own")
+    if not -_MOST <= quant_min <= quant_max <= _MOST:
+        raise unsupported("fake quantisation to more levels than float32 has")
     compute = opmath(self.dtype)
     x = to_dtype(p, self, compute)
     level = p.add(p.round(p.mul(x, inverse)), zero_point)

@@ -12,7 +12,10 @@ from prims.records import record
 if TYPE_CHECKING:
     from dynamo_capture.interpreter.root import LoopEnd
 
-__all__ = ["REASONS", "BreakInfo", "EarlierEnd", "GraphBreak", "Reason", "SkipFrame", "source_line", "without_frames"]
+__all__ = [
+    "REASONS", "BreakInfo", "EarlierEnd", "GraphBreak", "NotAnOperand", "Reason", "SkipFrame", "source_line",
+    "without_frames",
+]  # fmt: skip
 
 
 @record
@@ -126,6 +129,10 @@ class GraphBreak(Exception):
     def hint(self) -> str:
         """What the user can do about it."""
         return REASONS[self.number].hint
+
+
+class NotAnOperand(GraphBreak):
+    """What is given to an operator of torch is nothing that a graph has: a function of the program's, say."""
 
 
 @record

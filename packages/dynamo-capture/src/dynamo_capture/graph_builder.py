@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.breaks import GraphBreak, NotAnOperand
 from dynamo_capture.called import Called, facts_of
 from dynamo_capture.custom_ops import check_custom, is_changed, mark_written
 from dynamo_capture.dynamic import said_of
@@ -611,13 +612,12 @@ class GraphBuilder:
             return slice(*[fx for fx, _ in parts]), slice(*[ex for _, ex in parts])
         if isinstance(value, InstanceConstant) and value.inner.payload is not None:
             return self.lower(value.inner.payload)
-        if value.is_const:
-            constant = value.const()
+        if value.is_const and not isinstance(constant := value.const(), _FUNCTIONS):
             # A graph's text has dtypes; <class 'bool'> is none. torch.IntTensor may be given by its name.
             if isinstance(constant, type(torch.FloatTensor)):
                 return f"{constant.__module__}.{constant.__name__}", constant
             return (_DTYPE_OF[constant] if type(constant) is type and constant in _DTYPE_OF else constant), constant
-        raise GraphBreak("QB08", f"{display(value)} as an argument of a torch operator")
+        raise NotAnOperand("QB08", f"{display(value)} as an argument of a torch operator")
 
     def _lower_constant(self, constant: Any) -> tuple[Any, Any]:
         if type(constant) in _PLAIN:
@@ -766,6 +766,10 @@ def _name_of(fn: Any) -> str:
 def _no_such_row(error: IndexError, x: Any, index: int) -> str:
     """Eager's text, which has the size in it: a symbolic one is the number that it is from then on."""
     return f"index {index} is out of bounds for dimension 0 with size {int(x.shape[0])}" if x.dim() else str(error)
+
+
+#: What no text of a graph has as an operand.
+_FUNCTIONS = (types.BuiltinFunctionType, types.FunctionType)
 
 
 def _while_modules_have(brk: GraphBreak, operands: Sequence[Value]) -> GraphBreak:

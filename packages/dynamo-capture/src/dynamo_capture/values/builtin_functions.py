@@ -454,7 +454,10 @@ def _object_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
 
     if len(args) != 1 or kwargs:
         raise GraphBreak("QB07", "object.__new__() with more than the class")
-    return empty_instance(tx, args[0].realize().const(), [])
+    cls = args[0].realize().const()
+    if not isinstance(cls, type):
+        raise GraphBreak("QB07", "object.__new__() of what is no class")
+    return empty_instance(tx, cls, [])
 
 
 @builtin(tuple.__new__)

@@ -528,6 +528,8 @@ class ObjectValue(Value):
         self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
         """A method that a C base of the class defines."""
+        if isinstance(descriptor, types.BuiltinFunctionType):  # `__new__`, which is bound to no instance
+            return tx.from_python(descriptor).realize().call(tx, args, kwargs)
         own = getattr(descriptor, "__objclass__", None) is not object
         if self.payload is not None and own and name not in ("__getattribute__", "__init_subclass__"):
             return self._inner_method(tx, name, args, kwargs)

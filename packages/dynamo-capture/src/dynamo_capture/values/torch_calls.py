@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.breaks import GraphBreak, NotAnOperand
 from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.marks import graph_break, is_compiling
@@ -206,7 +206,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     try:
         return tx.graph_call(fn, args, kwargs)
     except GraphBreak as brk:
-        if brk.number != "QB02" or not isinstance(fn, types.FunctionType) or fn.__module__ != "torch.nn.functional":
+        by_code = brk.number == "QB02" or isinstance(brk, NotAnOperand)
+        if not by_code or not isinstance(fn, types.FunctionType) or fn.__module__ != "torch.nn.functional":
             raise
         return _seen_through(tx, fn, args, kwargs, brk)
 
@@ -227,7 +228,8 @@ def _has_symbolic_floats(data: Value) -> bool:
 
 
 def _seen_through(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], brk: GraphBreak) -> Value:
-    """A function of ``torch.nn.functional`` that reads data, perhaps only to raise by it: its Python is captured."""
+    """A function of ``torch.nn.functional`` that reads data, perhaps only to raise by it, or is given a function: its
+    Python is captured."""
     from dynamo_capture.values.functions import FunctionValue
 
     try:

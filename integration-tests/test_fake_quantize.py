@@ -45,10 +45,11 @@ def numbers(dtype: torch.dtype, layout: str) -> torch.Tensor:
 
 
 def run(function, x):
-    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    result = function(x)
+    leaf = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x).requires_grad_()
+    assert leaf.stride() == x.stride()
+    result = function(leaf)
     (result.nan_to_num() * torch.arange(result.numel()).view_as(result)).sum().backward()
-    return result.detach(), x.grad
+    return result.detach(), leaf.grad
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
@@ -61,6 +62,9 @@ def test_functions(name, dtype, layout, dynamic):
         run(function, x)
     except RuntimeError as refused:
         assert "learnable" in name and dtype is not torch.float32, refused
+        with pytest.raises(RuntimeError) as ours:
+            run(compile_api.compile(function, dynamic=dynamic), x)
+        assert str(ours.value) == str(refused)
         return
     compiled = compile_api.compile(function, dynamic=dynamic)
     for got, want in zip(run(compiled, x), run(function, x), strict=True):
@@ -110,6 +114,26 @@ def test_odd_scales(name, shape):
         assert str(ours.value) == str(error)
         return
     torch.testing.assert_close(compiled(x), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("channels", [False, True], ids=["one scale", "by channel"])
+def test_gradients_of_learnable_scales(channels):
+    x, results = numbers(torch.float32, "rows").nan_to_num(0, 9, -9), []
+    scale, zero_point = (STEPS, ZEROS.float()) if channels else (STEP, ZERO.float())
+
+    def function(x, scale, zero_point):
+        if channels:
+            return torch._fake_quantize_learnable_per_channel_affine(x, scale, zero_point, 1, 0, 255, 0.5)
+        return torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero_point, 0, 255, 0.5)
+
+    compiled = compile_api.compile(function, options={"strict": True})
+    for run in (function, compiled):
+        leaves = [t.clone().requires_grad_() for t in (x, scale, zero_point)]
+        run(*leaves).square().sum().backward()
+        results.append([leaf.grad for leaf in leaves])
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert compiled.report().externs, compiled.report()
 
 
 @pytest.mark.parametrize("enabled", [False, True])

@@ -23,7 +23,7 @@ from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
 from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
-from inductor_gen.runtime.launch import GPU_LAUNCHER, LAUNCHER, as_launcher
+from inductor_gen.runtime.launch import as_launcher, launcher_for
 from inductor_gen.runtime.libraries import FLAGS
 from inductor_gen.runtime.wrapper import Wrapper
 from inductor_gen.unit import Unit
@@ -168,7 +168,7 @@ def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) ->
     if any(source.language == "c" and _loader(source) is not None for source in lowered.sources()):
         return "its kernels were compiled and loaded by a function of the program's"
     rounds = options.numerics, *options.policies
-    launcher = wrapper.addresses[_launcher(gpu is not None).name]
+    launcher = wrapper.addresses[launcher_for(gpu is not None).name]
     return Made(wrapper.values(), wrapper.programs, launcher, FLAGS, rounds, gpu)
 
 
@@ -201,7 +201,7 @@ def _load(lowered: Lowered, options: Options, report: Report, begun: Any = None)
     in_c = [s for s in sources.values() if s.language == "c"]
     in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
     keep_heap()
-    launcher = _launcher(bool(in_triton))
+    launcher = launcher_for(bool(in_triton))
     addresses, compiled = _load_c(in_c, launcher, options, report)
     launch = as_launcher(addresses[launcher.name])
     if not in_triton:
@@ -210,10 +210,6 @@ def _load(lowered: Lowered, options: Options, report: Report, begun: Any = None)
 
     wrapper, more = triton_wrapper(lowered, addresses, launch, in_triton, options, begun, report)
     return wrapper, compiled + more
-
-
-def _launcher(on_gpu: bool) -> Unit:
-    return GPU_LAUNCHER if on_gpu else LAUNCHER
 
 
 def _load_c(

@@ -20,7 +20,10 @@ import torch
 from inductor_gen.unit import Unit
 from prims.records import record
 
-__all__ = ["GPU_LAUNCHER", "LAUNCHER", "UNALIGNED", "Call", "Launcher", "Layout", "Program", "Run", "as_launcher"]
+__all__ = [
+    "GPU_LAUNCHER", "LAUNCHER", "UNALIGNED", "Call", "Launcher", "Layout", "Program", "Run", "as_launcher",
+    "launcher_for",
+]
 
 UNALIGNED = -2
 METHOD_SIZE = 32  # bytes of an entry in the table of methods
@@ -242,6 +245,12 @@ void* KERNEL(const void* places) {
 #: Launchers of kernels on the CPU, and of those on a GPU or of both: twice as much for a compiler.
 LAUNCHER = Unit(name="quintet_launch", text="#define QL_GPU 0\n" + _TEXT)
 GPU_LAUNCHER = Unit(name="quintet_launch_gpu", text="#define QL_GPU 1\n" + _TEXT)
+
+
+def launcher_for(gpu: bool) -> Unit:
+    """The launcher of a graph, some of whose kernels are a GPU's or none."""
+    return GPU_LAUNCHER if gpu else LAUNCHER
+
 
 _FUNCTIONS = (
     "PyBytes_AsString", "PyLong_AsVoidPtr", "PyLong_AsLongLong", "PyLong_FromLongLong", "PyObject_CallMethod",

@@ -23,7 +23,7 @@ from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.helpers import FRESH, HELPERS, function_of_text, on_device
-from inductor_gen.runtime.launch import GPU_LAUNCHER, LAUNCHER, Call, Layout, Program, as_launcher
+from inductor_gen.runtime.launch import Call, Layout, Program, as_launcher, launcher_for
 from inductor_gen.runtime.libraries import (
     FLAGS,
     Function,
@@ -55,7 +55,7 @@ _OF_LEAST = ("inputs", "parameters", "outputs")
 
 def _machine(flags: Sequence[str], rounds: Sequence[str], gpu: torch.device | None) -> dict[str, Any]:
     """What kernels and the function that calls them are made for."""
-    launcher = LAUNCHER if gpu is None else GPU_LAUNCHER
+    launcher = launcher_for(gpu is not None)
     return {
         "numerics": list(rounds),
         "machine": platform.machine(), "instructions": _digest(instructions()), "flags": list(flags),

@@ -11,7 +11,7 @@ import pytest
 from on_gpu import DEVICE
 from sweeps import module_db, sweep_op_db
 
-SETTINGS = sweep_op_db.settings(["--device", DEVICE])
+SETTINGS = sweep_op_db.settings(["--device", str(DEVICE)])
 INFOS = [module_db.module_db[k] for k in module_db.comparable("float32")]
 
 

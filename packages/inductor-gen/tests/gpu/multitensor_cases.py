@@ -227,7 +227,7 @@ def test_what_reduces_no_tensor_is_no_row():
     """A sum of a number that is then scaled by a tensor, as the gradient of ``div(rounding_mode="floor")`` is."""
 
     def program(p, xs, gs, rates):
-        nothing = p.sum(p.full((300,), 0.5, torch.float32, torch.device(DEVICE)), (0,))
+        nothing = p.sum(p.full((300,), 0.5, torch.float32, rates[0].device), (0,))
         return [*(p.mul(nothing, p.sign(r)) for r in rates), *(p.sum(p.reshape(x, (math.prod(x.shape),)), (0,)) for x in xs)]
 
     xs, gs, rates = tensors(torch.float32, LONG)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import prims.decomp as decomp
 from prims.errors import Unsupported, VerifierError
-from prims.handlers import MetaHandler, TorchHandler
+from prims.handlers import GraphHandler, MetaHandler, TorchHandler
 from prims.spec import TensorSpec, infer
 
 EAGER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
@@ -86,13 +86,25 @@ def specs(tree: Any, device: str = "cpu") -> Any:
 
 
 def check_metadata(call: Call, device: str) -> str | None:
-    """Where `prims.spec.infer` and the decomposition disagree about a call on a device."""
+    """Where `prims.spec.infer` and the decomposition into a graph disagree about a call on a device."""
     func, *rest = call[:3]
     args, kwargs = specs(tuple(rest), device)
     fn = decomp.get(func)
     assert fn is not None
+    graph = GraphHandler(torch.fx.Graph())
+    values: dict[int, Any] = {}
+
+    def value(x: Any) -> Any:
+        if not isinstance(x, TensorSpec):
+            return x
+        if id(x) not in values:
+            values[id(x)] = graph.placeholder(f"x{len(values)}", x)
+        return values[id(x)]
+
     try:
-        stated, derived = listed(infer(func, args, kwargs)), listed(fn(MetaHandler(), *args, **kwargs))
+        stated = listed(infer(func, args, kwargs))
+        out = fn(graph, *(tree_map(value, a) for a in args), **{k: tree_map(value, v) for k, v in kwargs.items()})
+        derived = [x if x is None else x.spec for x in listed(out)]
     except (Unsupported, VerifierError):
         return None
     for i, (a, b) in enumerate(zip(stated, derived, strict=True)):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from recorded_calls import check, compare_floats
+from recorded_calls import check, check_metadata, compare_floats
 from samples import make
 
 import prims.decomp as decomp
@@ -16,7 +16,10 @@ SAMPLES = make()
 def test_sample(name):
     op = decomp.overload(name)
     for args, kwargs in SAMPLES[name]:
-        assert check((op, args, kwargs, op(*args, **kwargs))) is None
+        call = op, args, kwargs, op(*args, **kwargs)
+        assert check(call) is None
+        for device in ("cpu", "cuda:0"):
+            assert check_metadata(call, device) is None
 
 
 def test_rms_norm_backward_equals_autograd():

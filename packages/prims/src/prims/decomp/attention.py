@@ -146,10 +146,15 @@ def _hidden(p: Any, mask: Value, mask_type: int | None, shape: Sequence[Size]) -
 
 
 def _fused(q: Value, k: Value, v: Value) -> tuple[str, tuple[Any, ...]] | None:
-    """The fused attention kernel for these operands and its arguments after them, if there is one."""
+    """The fused attention kernel for these operands and its arguments after them, if there is one.
+
+    Values of a graph have no layout yet: eager's are slices whose last dimensions are dense, as are what a call is given.
+    """
+    from prims.spec import TensorSpec, contiguous_strides
     from prims.spec.rules import attention as rules
 
-    choice = rules.sdp_choice(q, k, v, None, 0.0, False)
+    specs = (TensorSpec(tuple(x.shape), x.dtype, x.device, contiguous_strides(x.shape)) for x in (q, k, v))
+    choice = rules.sdp_choice(*specs, None, 0.0, False)
     if choice == rules.FLASH:
         return "aten._scaled_dot_product_flash_attention.default", ()
     if choice == rules.EFFICIENT:

@@ -69,6 +69,14 @@ def rrelu_with_noise(x: TensorSpec, noise: TensorSpec, *args: Any, **kwargs: Any
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
+@meta_rule("aten.affine_grid_generator.default")
+def affine_grid_generator(theta: TensorSpec, size: Sequence[Size], align_corners: bool) -> TensorSpec:
+    """A rule of its own: C++ makes tensors of Python's numbers for sizes of one."""
+    if len(size) not in (4, 5) or theta.ndim != 3:
+        raise Unsupported(f"affine_grid of {theta} for a size of {len(size)} dimensions")
+    return TensorSpec((size[0], *size[2:], len(size) - 2), theta.dtype, theta.device)
+
+
 @meta_rule("aten.max_unpool2d.default")
 def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Sequence[Size]) -> TensorSpec:
     shape = (*x.shape[:-2], *output_size)

@@ -2,8 +2,8 @@
 
 Sizes are the same in every call or change with it; a statement stays in a program when eager runs it for the sizes of
 every call. Integer divisions by zero and uninitialised memory are kept out, for they have no answer to compare; so are medians along
-an expanded dimension, for which PyTorch's CPU kernel reads other memory, and on a GPU writes in place to a tensor whose elements
-share memory, to which threads come in any order.
+an expanded dimension, for which PyTorch's CPU kernel reads other memory, and on a GPU what depends on the order in which threads
+come: writes in place to a tensor whose elements share memory, and gradients by the place of a median, of which equal elements have several.
 """
 
 from __future__ import annotations
@@ -205,9 +205,15 @@ class _Tensors:
                 value = scope[target]
                 if not isinstance(value, torch.Tensor) or value.numel() > _LARGEST:
                     return False
+                if self.device != "cpu" and value.requires_grad and _NAMES_A_PLACE.search(line):
+                    return False
                 if "as_strided(" in line and reads_beyond(value, [t for n, t in scope.items() if n != target]):
                     return False
         return True
+
+
+#: What passes its gradient to the place of a number that equal ones may have too.
+_NAMES_A_PLACE = re.compile(r"\.(median|kthvalue|mode)\(.*\)\.values")
 
 
 def reads_beyond(view: torch.Tensor, others: Iterable[Any]) -> bool:

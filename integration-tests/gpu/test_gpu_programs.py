@@ -183,6 +183,16 @@ def test_created_inside():
     all_generated(compiled.report())
 
 
+@pytest.mark.parametrize("shape,dim", [((3, 4, 1), 0), ((4, 3), 1), ((5,), 0), ((1, 5), 1), ((5, 1), 0), ((2, 9000), 1)])
+def test_signs_of_zeros_in_running_sums(shape, dim):
+    """Eager's kernel for several sequences begins with a zero, the one for a single sequence with its first number."""
+    function = lambda x: (x * 1).cumsum(dim)
+    compiled = compile_api.compile(function, fullgraph=True)
+    x = torch.full(shape, -0.0, device=DEVICE)
+    assert torch.equal(compiled(x).signbit(), function(x).signbit())
+    all_generated(compiled.report())
+
+
 # --- sizes, guards, state ---------------------------------------------------------------------------------------------
 
 

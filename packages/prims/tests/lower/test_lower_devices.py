@@ -106,6 +106,16 @@ def test_the_zeros_of_softshrink(here):
     assert got.signbit().tolist()[:3] == ([True, False, True] if here == CPU else [False] * 3)
 
 
+@pytest.mark.parametrize("shape,dim", [((3, 2), 0), ((2, 3), 1), ((3,), 0), ((1, 3), 1), ((3, 1), 0)])
+@pytest.mark.parametrize("here", [CPU, GPU])
+def test_the_zeros_of_running_sums(here, shape, dim):
+    """Eager's begin with a zero, but for a single sequence on a GPU."""
+    kind = f"float32{list(shape)}"
+    env, _ = lowered([f"%r = aten.cumsum.default(%x, {dim}) : {kind} {here}"], [("x", kind, here)], kind, here)
+    added = any("add" in str(n.target) for n in env.op_nodes)
+    assert added == (here == GPU and 2 in shape)
+
+
 def test_an_index_put_without_indices_stays_its_operator():
     env, reasons = lowered([f"%r = aten.index_put.default(%x, [], %y) : float32[] {CPU}"],
                            [("x", "float32[]", CPU), ("y", "float32[]", CPU)], "float32[]", CPU)  # fmt: skip

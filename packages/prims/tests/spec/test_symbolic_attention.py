@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, contiguous_strides, spec_of
+from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, calls, contiguous_strides, spec_of
 from prims.spec.expr import evaluate
 from prims.spec.rules import attention
 
@@ -57,6 +57,78 @@ def test_symbolic_lengths_take_one_fused_kernel_without_a_guard(
     kernel = "efficient" if dtype == torch.float32 else "cudnn"
     assert calls == [f"aten._scaled_dot_product_{kernel}_attention.default"]
     assert tuple(out.shape[:2]) == (2, 4) and type(out.shape[2]) is torch.SymInt and out.shape[3] == head
+
+
+@pytest.mark.parametrize("steps", ["dense", "one for all", "turned"])
+@pytest.mark.parametrize("kind", ["bools", "numbers"])
+@pytest.mark.parametrize("head", [5, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_masks_of_any_layout_need_no_guard(
+    device: str, dtype: torch.dtype, head: int, kind: str, steps: str
+) -> None:
+    """A mask that fused kernels refuse, as one that ``expand`` makes of a column, takes the formula's operators."""
+    context = SymbolContext()
+    length = context.new_symbol(96, "length", min=2, max=512)
+    strides = {"dense": (length * length, 0, length, 1), "one for all": (0, 0, 1, 0), "turned": (0, 0, 1, length)}[steps]
+
+    def tensor(shape: Any, dtype: torch.dtype, strides: Any) -> torch.Tensor:
+        return abstract_from_spec(TensorSpec(shape, dtype, torch.device(device), strides))
+
+    shape = (2, 4, length, head)
+    query, key, value = (tensor(shape, dtype, contiguous_strides(shape)) for _ in range(3))
+    mask = tensor((2, 1, length, length), torch.bool if kind == "bools" else dtype, strides)
+    with SymbolicCalls():
+        out = F.scaled_dot_product_attention(query, key, value, mask)
+    assert [str(guard.expr) for guard in context.guards] == []
+    assert type(out.shape[2]) is torch.SymInt and out.dtype == dtype
+
+
+FORMULAS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bools": {"attn_mask": torch.rand(2, 1, 6, 6) > 0.3},
+    "nothing to see": {"attn_mask": torch.zeros(6, 6, dtype=torch.bool)},
+    "numbers": {"attn_mask": torch.randn(6, 6)},
+    "causal": {"is_causal": True},
+    "dropout": {"dropout_p": 0.3},
+    "scale": {"scale": 0.3},
+    "a negative scale": {"scale": -0.5},
+    "no scale": {"scale": 0.0},
+    "shared heads": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_formula_has_eagers_bits(name: str, dtype: torch.dtype, reduced: bool) -> None:
+    """And its gradients', for the operators are the same."""
+    options = dict(FORMULAS[name])
+    mask = options.pop("attn_mask", None)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(dtype)
+    drop, causal, scale, shared = (options.get(k, d) for k, d in
+                                   (("dropout_p", 0.0), ("is_causal", False), ("scale", None), ("enable_gqa", False)))  # fmt: skip
+    shapes = [(2, 4, 6, 8)] + [(2, 2 if shared else 4, 6, 8)] * 2
+    operands = [torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes]
+    bias = mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(reduced)
+    try:
+        results = []
+        for run in (
+            lambda q, k, v: calls._attention_by_parts(q, k, v, mask, drop, causal, scale, shared),
+            lambda q, k, v: torch.ops.aten._scaled_dot_product_attention_math(
+                q, k, v, bias, drop, causal, scale=scale, enable_gqa=shared
+            )[0],
+        ):
+            torch.manual_seed(0)
+            out = run(*operands)
+            results.append([out, *torch.autograd.grad(out.float().sin().sum(), operands)])
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+    for ours, eagers in zip(*results, strict=True):
+        assert ours.dtype == eagers.dtype and torch.equal(ours.nan_to_num(7.0), eagers.nan_to_num(7.0))
 
 
 def laid_out(shape: tuple[int, ...], layout: str) -> torch.Tensor:

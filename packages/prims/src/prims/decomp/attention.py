@@ -148,7 +148,7 @@ def _hidden(p: Any, mask: Value, mask_type: int | None, shape: Sequence[Size]) -
 def _fused(q: Value, k: Value, v: Value) -> tuple[str, tuple[Any, ...]] | None:
     """The fused attention kernel for these operands and its arguments after them, if there is one.
 
-    Values of a graph have no layout yet: eager's are slices whose last dimensions are dense, as are what a call is given.
+    Values of a graph have no layout yet: the last dimensions of eager's are dense, as are those that a call is given.
     """
     from prims.spec import TensorSpec, contiguous_strides
     from prims.spec.rules import attention as rules

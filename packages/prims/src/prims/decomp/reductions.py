@@ -76,7 +76,7 @@ def sum_dims(
 
 
 def _sum_of_one(p: Any, x: Value) -> Value:
-    """The sum of a single number, which begins with 0, so that it is never -0.0."""
+    """The sum of a single number, which begins with 0, so that it is never -0.0, of each element."""
     return p.add(x, 0.0) if is_float(x.dtype) else x
 
 
@@ -389,8 +389,20 @@ def _scan(p: Any, self: Value, name: str, dim: int, dtype: torch.dtype | None) -
 
 @decomposition("aten.cumsum.default")
 def cumsum(p: Any, self: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
-    """Running sum along a dimension."""
-    return _scan(p, self, "cumsum", dim, dtype)
+    """Running sum along a dimension.
+
+    A GPU's kernels for several sequences begin each with a zero, so that none of their sums is -0.0; the one for a
+    single sequence begins with its first number (``ATen/native/cuda/ScanKernels.cpp`` of PyTorch 2.11).
+    """
+    sums = _scan(p, self, "cumsum", dim, dtype)
+    if self.device.type != "cuda" or _is_one_sequence(self, dim):
+        return sums
+    return _sum_of_one(p, sums)
+
+
+def _is_one_sequence(x: Value, dim: int) -> bool:
+    along = norm_dim(dim, x.ndim) if x.ndim else 0
+    return all(isinstance(s, int) and s == 1 for d, s in enumerate(x.shape) if d != along)
 
 
 @decomposition("aten.cumprod.default")

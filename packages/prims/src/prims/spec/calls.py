@@ -110,26 +110,28 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` on a GPU: the fused operator that PyTorch would choose.
+    """``torch.nn.functional.scaled_dot_product_attention``: the fused operator PyTorch would choose, or its formula.
 
-    Where the C++ definition pads a head size or a mask, and where no fused operator serves, it is asked itself.
+    Where the C++ definition pads a head size or a mask, it is asked itself.
     """
-    from prims.spec.rules.attention import CUDNN, EFFICIENT, FLASH, sdp_choice  # the rules import this package
+    from prims.spec.rules.attention import CUDNN, EFFICIENT, FLASH, MATH, sdp_choice  # the rules import this package
 
     whole = aten.scaled_dot_product_attention
     options: dict[str, Any] = {"scale": scale}
-    if query.device.type != "cuda":
-        with _whose_batches_fit(query, attn_mask):
-            return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
     tracks = torch.is_grad_enabled()
     lse = tracks and any(x.requires_grad for x in (query, key, value))
     choice = sdp_choice(
         spec_of(query), spec_of(key), spec_of(value), None if attn_mask is None else spec_of(attn_mask), dropout_p,
         is_causal, enable_gqa, gradients=(lse, tracks and attn_mask is not None and attn_mask.requires_grad),
     )  # fmt: skip
+    if choice == MATH and type(query.shape[-1]) is int and not (is_causal and attn_mask is not None):
+        return _attention_by_parts(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if query.device.type != "cuda":
+        with _whose_batches_fit(query, attn_mask):
+            return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
     mask = attn_mask
     if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+        mask = _bias_of(mask, query.dtype)
     if choice == CUDNN:
         fused = aten._scaled_dot_product_cudnn_attention
         return fused(query, key, value, mask, lse, dropout_p, is_causal, False, **options)[0]  # type: ignore[no-any-return]
@@ -145,6 +147,48 @@ def attention(
         fused = aten._scaled_dot_product_efficient_attention
         return fused(query, key, value, mask, lse, dropout_p, is_causal, **options)[0]  # type: ignore[no-any-return]
     return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
+
+
+def _bias_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a mask of bools adds to scores."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask.logical_not(), float("-inf"))
+
+
+def _attention_by_parts(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
+    is_causal: bool, scale: float | None, shares_heads: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The operators that eager computes where no fused kernel serves, with ``matmul`` of symbolic sizes.
+
+    As ``aten::_scaled_dot_product_attention_math`` calls them in PyTorch 2.11 and 2.13: half of the scale goes to the
+    queries, half to the keys, and types of 16 bits are computed in float32.
+    """
+    dtype = query.dtype
+    if dtype in (torch.float16, torch.bfloat16) and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        query, key, value = query.float(), key.float(), value.float()
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    root = math.sqrt(abs(factor))
+    query = aten.mul.Scalar(query, math.copysign(root, factor))
+    if is_causal:
+        seen = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
+        mask = _bias_of(seen, query.dtype)
+    elif mask is not None and mask.dtype == torch.bool:
+        mask = _bias_of(mask, dtype)
+    if shares_heads:
+        key, value = (_repeated(x, query.shape[-3]) for x in (key, value))
+    scores = matmul(query, aten.mul.Scalar(key.transpose(-2, -1), root))
+    weights = aten._safe_softmax(scores if mask is None else scores + mask, -1)
+    if dropout_p > 0.0:
+        weights = torch.dropout(weights, dropout_p, True)
+    return matmul(weights, value).to(dtype)
+
+
+def _repeated(x: torch.Tensor, heads: Any) -> torch.Tensor:
+    """Each head several times, one behind the other, so that there are so many."""
+    *batch, own, rows, columns = x.shape
+    if known_equal(from_torch(own), from_torch(heads)):
+        return x
+    return x.unsqueeze(-3).expand(*batch, own, heads // own, rows, columns).reshape(*batch, heads, rows, columns)
 
 
 def _whose_batches_fit(query: torch.Tensor, mask: torch.Tensor | None) -> AbstractContextManager[None]:

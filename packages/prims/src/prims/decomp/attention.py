@@ -153,8 +153,8 @@ def _fused(q: Value, k: Value, v: Value) -> tuple[str, tuple[Any, ...]] | None:
     from prims.spec import TensorSpec, contiguous_strides
     from prims.spec.rules import attention as rules
 
-    specs = (TensorSpec(tuple(x.shape), x.dtype, x.device, contiguous_strides(x.shape)) for x in (q, k, v))
-    choice = rules.sdp_choice(*specs, None, 0.0, False)
+    query, key, value = (TensorSpec(x.shape, x.dtype, x.device, contiguous_strides(x.shape)) for x in (q, k, v))
+    choice = rules.sdp_choice(query, key, value, None, 0.0, False)
     if choice == rules.FLASH:
         return "aten._scaled_dot_product_flash_attention.default", ()
     if choice == rules.EFFICIENT:

@@ -78,3 +78,18 @@ def test_a_product_may_become_infinite_on_its_way() -> None:
         for other in (math.nan, -0.0):
             wrong, undecided = judge(product, torch.tensor(other), runs)
             assert bool(undecided) != known and bool(wrong) == (known and math.isnan(other))
+
+
+def test_gradients_that_an_expanded_operand_sums_come_in_any_order() -> None:
+    """A compiled region gives one part with what else comes to the operand, a view of it outside the other."""
+    x = torch.linspace(-1, 1, 4).requires_grad_()
+    with Shadow(SAMPLES) as shadow:
+        rows = x.expand(2, 4)
+        (rows * 0.5).sum().add((rows * torch.tensor([[0.5], [-1.5]])).sum()).add((x / 3e4).sum()).backward()
+        gradient = x.grad.clone()
+    runs = shadow.twins(gradient)
+    rest = torch.full((4,), 1 / 3e4)
+    ours = (torch.ones(4) + rest) - 1
+    assert gradient.equal(rest) and not ours.equal(rest)
+    assert not judge(gradient, ours, runs)[0].any()
+    assert judge(gradient, gradient + 1e-5, runs)[0].all()

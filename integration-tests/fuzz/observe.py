@@ -54,6 +54,8 @@ class Observer:
         self._places: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         self._leaves = 0
+        #: How much was seen when autograd met a defect of its own: a function that writes to what `sgn` gives as zeros.
+        self.defect: int | None = None
 
     def __call__(self, label: str, value: Any) -> None:
         """See a value now."""
@@ -100,6 +102,8 @@ class Observer:
         try:
             loss.backward()
         except RuntimeError as error:
+            if self.defect is None and "ZeroTensors are immutable" in str(error):
+                self.defect = len(self.trees)
             self(f"{label}: backward's error", type(error).__name__)
             return
         for i, leaf in enumerate(leaves):

@@ -272,14 +272,15 @@ def _compare(
 ) -> Difference | None:
     pairs: list[tuple[str, Leaf, Leaf]] = []
     found = None
-    for (label, a), (other, b) in zip(eager.trees, ours.trees, strict=False):
+    seen = slice(eager.defect)
+    for (label, a), (other, b) in zip(eager.trees[seen], ours.trees[seen], strict=False):
         if label != other:
             found = Difference("exception" if "error" in label + other else "order", label, label, f"{other} {b}"[:300])
         else:
             found = compare_trees(a, b, label, pairs)
         if found is not None:
             break
-    if found is None and len(eager.trees) != len(ours.trees):
+    if found is None and len(eager.trees[seen]) != len(ours.trees[seen]):
         found = Difference("length", "observations", str(len(eager.trees)), str(len(ours.trees)))
     outcome.elements = sum(a.data.numel() for _, a, _ in pairs)
     doubtful = any(bool(suspicious(a.data, b.data).any()) for _, a, b in pairs)

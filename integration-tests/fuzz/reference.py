@@ -289,6 +289,7 @@ class Shadow(TorchDispatchMode):
                     self._overflow(bases[1:2], t)
             backward = name in ("aten::add", "aten::add_") and torch._C._current_graph_task_id() != -1
             parts = [self._parts(t) for t in _tensors(args)] if backward else []
+            reduced = self._sums.get(_extent(args[0])) if name == "aten::sum" else None
             given, orders = None, [{} for _ in range(self.count)]
             if not _random(func, args, kwargs):
                 moving = self._moving(name, _tensors((args, kwargs)))
@@ -318,6 +319,9 @@ class Shadow(TorchDispatchMode):
                 self._leave_undecided(t, where)
             if len(parts) == 2:
                 self._added(result, parts)
+            if reduced is not None:  # `expand` sums a gradient, and what was added to it may come to its operand by itself
+                sizes, whole = reduced
+                self._sums[_extent(result)] = (func(sizes.reshape(args[0].shape), *args[1:]), whole)
             self._watch(_tensors((args, kwargs, result)), written)
         return result
 

@@ -98,3 +98,29 @@ def test_strides_along_one_element_decide_how_results_lie(like, shape, strides, 
     for ours, eager in zip(compiled(x, y), program(x, y), strict=True):
         assert ours.stride() == eager.stride()
         torch.testing.assert_close(ours, eager)
+
+
+TURNED = {
+    "lerp": lambda x: torch.lerp(x.permute(3, 2, 1, 0), x, 0.3),
+    "sum": lambda x: x.permute(3, 2, 1, 0) + x,
+    "where": lambda x: torch.where(x > 0, x.permute(0, 3, 2, 1), x),
+    "three": lambda x: torch.addcmul(x, x.permute(3, 2, 1, 0), x.mT),
+}
+
+
+@pytest.mark.parametrize("first", [(3, 3), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", TURNED)
+def test_sizes_that_become_one_lay_results_as_eager(name, first):
+    """Whether a result's size is one decides whether an operand of one element is walked along it, or stays."""
+    compiled = compile_api.compile(TURNED[name], fullgraph=True)
+    for rows, columns in (first, (3, 3), (1, 1), (5, 5), (1, 1)):
+        x = torch.randn(1, 3, rows, columns)
+        try:
+            eager = TURNED[name](x)
+        except RuntimeError:
+            continue
+        ours = compiled(x)
+        assert torch.equal(ours, eager)
+        assert [s for s, n in zip(ours.stride(), ours.shape, strict=True) if n > 1] == [
+            s for s, n in zip(eager.stride(), eager.shape, strict=True) if n > 1
+        ]

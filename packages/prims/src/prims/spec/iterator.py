@@ -47,8 +47,13 @@ def broadcast_strides(spec: TensorSpec, shape: Shape) -> tuple[Size, ...]:
     for i, (s, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
         target = shape[i + offset]
         one = s == 1 if type(s) is int else s is not target and layout.known_equal(s, 1)  # so it is broadcast
-        strides.append(0 if one and not (type(target) is int and target == 1) else stride)
+        strides.append(0 if one and not _is_one(target) else stride)
     return tuple(strides)
+
+
+def _is_one(size: Size) -> bool:
+    """Whether a size is one. Of a size of data nobody knows yet, and it is walked as others are."""
+    return size == 1 if type(size) is int else size.hint is not None and bool(size == 1)
 
 
 def dense_in_order(shape: Shape, order: Sequence[int]) -> tuple[Size, ...]:

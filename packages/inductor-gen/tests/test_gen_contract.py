@@ -69,6 +69,35 @@ def test_results_are_rounded_as_said(name, dtype, numerics, tmp_path):
     assert torch.equal(got, torch.full((64,), -whole if name == "a term less a product" else whole, dtype=dtype))
 
 
+#: name -> program of ``[16, 64]``, ``[16, 64]`` and ``[16]``, how many products go into sums unrounded.
+TWICE = {
+    "less what is read once for many": (lambda p, x, y, m: p.sub(p.mul(x, y), p.broadcast(m, (16, 64), (0,))), 0),
+    "plus what is read once for many": (lambda p, x, y, m: p.add(p.mul(x, y), p.broadcast(m, (16, 64), (0,))), 1),
+    "what is read once for many, less it": (lambda p, x, y, m: p.sub(p.broadcast(m, (16, 64), (0,)), p.mul(x, y)), 1),
+    "less a constant": (lambda p, x, y, m: p.sub(p.mul(x, y), 0.3), 1),
+    "less as many": (lambda p, x, y, m: p.sub(p.mul(x, y), y), 1),
+    "in one form at two places": (lambda p, x, y, m: _turned(p, p.add(p.mul(x, y), y)), 2),
+    "a product at two places": (lambda p, x, y, m: _turned(p, p.mul(x, y)), 0),
+}
+
+
+def _turned(p, h):
+    """The numbers of a row less those of the next."""
+    first = p.slice(h, (0, 0), (15, 64), (1, 1))
+    second = p.slice(h, (1, 0), (16, 64), (1, 1))
+    return p.sub(first, second)
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_what_was_rounded_elsewhere_is_rounded(name):
+    """Numbers less their mean, made of rounded ones, or less themselves at another place."""
+    program, count = TWICE[name]
+    sizes = ((16, 64), (16, 64), (16,))
+    env = build(program, [TensorSpec(size, torch.float32, torch.device("cpu")) for size in sizes])
+    (made,) = lower_graph(env, Options(verify="off"), devices=lambda _: SERVER).sources()
+    assert made.text.count("q_fma32(") == count
+
+
 def test_a_number_has_one_form_in_all_stages(tmp_path):
     """A row less its own mean, where every element of the row is the same product in a sum: exactly 0."""
 

@@ -1,11 +1,12 @@
 """Normalised values made again from the saved statistics, without a second reduction.
 
-A backward pass keeps a normalisation's mean and reciprocal deviation anyway; ``(x - mean) * rstd * weight + bias``
-then gives its result pointwise, so that only ``x`` has to be kept beside them.
+A backward pass keeps a normalisation's mean and reciprocal deviation anyway; of these, ``x``, the weight and the bias
+its result is made pointwise, so that only ``x`` has to be kept beside them.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,8 @@ def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     norm = node.args[0]
     if not isinstance(norm, torch.fx.Node) or norm.target not in (_LAYER, _BATCH) or KEPT in norm.meta:
         return None
+    if norm.target is _BATCH and type(norm.args[7]) not in (int, float):
+        return None
     statistics = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
     mean, rstd = statistics.get(1), statistics.get(2)
     if mean is None or rstd is None:
@@ -83,7 +86,11 @@ def _parameters(norm: torch.fx.Node) -> tuple[Any, Any, Any]:
 def rebuild_norm(
     node: torch.fx.Node, graph: torch.fx.Graph, mapped: Callable[[torch.fx.Node], torch.fx.Node]
 ) -> torch.fx.Node:
-    """Add ``(x - mean) * rstd * weight + bias`` to ``graph``, in the statistics' type; the operands are there."""
+    """Add the formula of :mod:`prims.decomp.normalisation` to ``graph``, in the statistics' type. Operands are there.
+
+    It is the forward pass's own: what is normalised next has its statistics of numbers that were rounded so, and where
+    those hardly differ, others' roundings would be most of what is left of them without their mean.
+    """
     norm: Any = node.args[0]
     items = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
     value, weight, bias = _parameters(norm)
@@ -108,10 +115,33 @@ def rebuild_norm(
             return call(aten.view.default, made, [spec.shape[1]] + [1] * (len(spec.shape) - 2))
         return made
 
-    result = call(aten.sub.Tensor, operand(value), operand(items[1]))
-    result = call(aten.mul.Tensor, result, operand(items[2]))
-    if weight is not None:
-        result = call(aten.mul.Tensor, result, operand(weight))
-    if bias is not None:
-        result = call(aten.add.Tensor, result, operand(bias))
+    x, mean, rstd = (operand(of) for of in (value, items[1], items[2]))
+    w, b = (None if of is None else operand(of) for of in (weight, bias))
+    if norm.target is _BATCH and spec.device.type == "cpu":
+        result = _by_channel(call, x, mean, rstd, w, b, _eps(norm))
+    else:
+        result = call(aten.mul.Tensor, call(aten.sub.Tensor, x, mean), rstd)
+        if w is not None:
+            result = call(aten.mul.Tensor, result, w)
+        if b is not None:
+            result = call(aten.add.Tensor, result, b)
     return result if spec.dtype == wide else call(aten._to_copy.default, result, dtype=spec.dtype)
+
+
+def _eps(norm: torch.fx.Node) -> float:
+    return float(norm.args[7])  # type: ignore[arg-type]
+
+
+def _by_channel(call: Callable[..., Any], x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """``x * scale + shift``, as a CPU's kernels have it. A channel whose numbers are all the same is its bias: there,
+    as far as the reciprocal deviation tells, the mean is taken from ``x`` instead."""
+    scale = rstd if weight is None else call(aten.mul.Tensor, rstd, weight)
+    product = call(aten.mul.Tensor, mean, scale)
+    shift = call(aten.neg.default, product) if bias is None else call(aten.sub.Tensor, bias, product)
+    if eps > 0.0:
+        least = torch.finfo(rstd.meta["spec"].dtype).eps
+        constant = call(aten.ge.Scalar, rstd, (1.0 - least) / math.sqrt(eps))
+        nothing = call(aten.zeros_like.default, mean)
+        x = call(aten.sub.Tensor, x, call(aten.where.self, constant, mean, nothing))
+        shift = call(aten.where.self, constant, nothing if bias is None else bias, shift)
+    return call(aten.add.Tensor, call(aten.mul.Tensor, x, scale), shift)

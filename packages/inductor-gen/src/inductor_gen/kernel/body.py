@@ -228,17 +228,20 @@ def rounds_apart(body: Body, looped: bool) -> bool:
     return meets_itself(body) or (looped and _rounds_by_stage(body))
 
 
-def meets_itself(body: Body) -> bool:
+def meets_itself(body: Body, form: Callable[[Val], Any] | None = None) -> bool:
     """Whether a sum takes a number of the graph that is computed at two places: ``y - y[i]`` of ``y = a * b + c * d``.
 
     Which product goes into a sum unrounded, if any, is chosen for each place. Where the places are one, what is left of
-    the number and itself were its rounding error and not 0.
+    the number and itself were its rounding error and not 0. ``form`` tells what was chosen at a place: numbers that are
+    rounded in one way at all of theirs count for nothing; without it, a compiler is going to choose.
     """
     places: dict[Node, list[Val]] = {}
     for v in body.vals:
         if v.number is not None and v.op in ("mul", "add", "sub"):
             places.setdefault(v.number, []).append(v)
     several = [vals for vals in places.values() if len(vals) > 1 and any(map(_takes_product, vals))]
+    if form is not None:
+        several = [vals for vals in several if len(set(map(form, vals))) > 1]
     if not several:
         return False
     number = {v.id: 1 << k for k, vals in enumerate(several) for v in vals}

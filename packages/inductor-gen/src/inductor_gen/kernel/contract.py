@@ -21,11 +21,17 @@ CONTRACTED = "contracted"
 def contracted(body: Body) -> Body:
     """The body with those products in sums that nothing but sums takes, or the body itself where there are none.
 
-    A value has one form in all stages. Where a sum takes one number at two places (:func:`.meets_itself`), all
-    products stay rounded, so that what is left of it and itself is 0.
+    A value has one form in all stages. Where a sum takes one number at two places (:func:`.meets_itself`) at which it
+    has different forms, all products stay rounded, so that what is left of it and itself is 0.
     """
     chosen = _chosen(body)
-    if not chosen or meets_itself(body):
+    unrounded = {product.id for product in chosen.values()}
+
+    def form(v: Val) -> object:
+        product = chosen.get(v.id)
+        return v.id in unrounded, product is not None, product is not None and v.args[0] is product
+
+    if not chosen or meets_itself(body, form):
         return body
 
     def change(v: Val, copies: Mapping[int, Val], _: object) -> Val | None:
@@ -53,10 +59,17 @@ def _chosen(body: Body) -> dict[int, Val]:
     chosen: dict[int, Val] = {}
     for v in body.vals:
         found = takers.get(v.id)
-        if found and v.id not in whole and all(_takes(u) and u.id not in chosen for u in found):
+        if found and v.id not in whole and all(_takes(u, v) and u.id not in chosen for u in found):
             chosen.update((u.id, v) for u in found)
     return chosen
 
 
-def _takes(v: Val) -> bool:
-    return v.op in ("add", "sub") and v.dtype.is_floating_point and v.args[0] is not v.args[1]
+def _takes(v: Val, product: Val) -> bool:
+    """Is it a sum that may take a product unrounded?
+
+    None that takes from each a number read from memory, for many of them: their mean, say, which another kernel made of
+    rounded ones. Where they hardly differ, others' roundings would be most of what is left.
+    """
+    if v.op not in ("add", "sub") or not v.dtype.is_floating_point or v.args[0] is v.args[1]:
+        return False
+    return v.op == "add" or v.args[0] is not product or v.args[1].op != "load" or not v.args[1].deps < product.deps

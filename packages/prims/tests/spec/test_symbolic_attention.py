@@ -84,6 +84,36 @@ def test_masks_of_any_layout_need_no_guard(
     assert type(out.shape[2]) is torch.SymInt and out.dtype == dtype
 
 
+REFUSED = {
+    "a mask of integers": {"attn_mask": torch.int64},
+    "a mask of another type": {"attn_mask": torch.float64},
+    "a mask beside causal": {"attn_mask": torch.float32, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_is_refused(name: str) -> None:
+    context = SymbolContext()
+    length = context.new_symbol(6, "length", min=2, max=512)
+    options = dict(REFUSED[name])
+    kind = options.pop("attn_mask")
+
+    def run(length: Any) -> None:
+        def tensor(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+            spec = TensorSpec(shape, dtype, torch.device("cpu"), contiguous_strides(shape))
+            return torch.ones(shape, dtype=dtype) if length == 6 and type(length) is int else abstract_from_spec(spec)
+
+        # No fused kernel serves operands whose last dimension has steps.
+        query, key, value = (tensor((2, 4, 8, length), torch.float32).mT for _ in range(3))
+        F.scaled_dot_product_attention(query, key, value, tensor((length, length), kind), **options)
+
+    with pytest.raises(RuntimeError) as eager:
+        run(6)
+    with SymbolicCalls(), pytest.raises(RuntimeError) as ours:
+        run(length)
+    assert str(ours.value).partition("\n")[0] == str(eager.value).partition("\n")[0]
+
+
 FORMULAS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bools": {"attn_mask": torch.rand(2, 1, 6, 6) > 0.3},

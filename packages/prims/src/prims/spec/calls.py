@@ -124,7 +124,7 @@ def attention(
         spec_of(query), spec_of(key), spec_of(value), None if attn_mask is None else spec_of(attn_mask), dropout_p,
         is_causal, enable_gqa, gradients=(lse, tracks and attn_mask is not None and attn_mask.requires_grad),
     )  # fmt: skip
-    if choice == MATH and type(query.shape[-1]) is int and not (is_causal and attn_mask is not None):
+    if choice == MATH and _has_parts(query, key, value, attn_mask, is_causal, enable_gqa):
         return _attention_by_parts(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if query.device.type != "cuda":
         with _whose_batches_fit(query, attn_mask):
@@ -147,6 +147,20 @@ def attention(
         fused = aten._scaled_dot_product_efficient_attention
         return fused(query, key, value, mask, lse, dropout_p, is_causal, **options)[0]  # type: ignore[no-any-return]
     return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
+
+
+def _has_parts(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool,
+    shares_heads: bool,
+) -> bool:  # fmt: skip
+    """Are these operands that eager does not refuse, and heads of a width that is known?"""
+    if query.dtype != key.dtype or key.dtype != value.dtype:
+        return False
+    if min(query.dim(), key.dim(), value.dim()) < (3 if shares_heads else 2):
+        return False
+    if mask is not None and (is_causal or mask.dtype not in (torch.bool, query.dtype)):
+        return False
+    return type(query.shape[-1]) is int
 
 
 def _bias_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

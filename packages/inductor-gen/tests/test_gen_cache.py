@@ -57,9 +57,9 @@ def compiled_in(job: subprocess.Popen[str]) -> int:
 
 
 def graph(factor: float = 2.0) -> tuple[object, torch.Tensor]:
-    """A program with a kernel of its own for each multiple of a half: powers of two stand in the text."""
+    """A program with a kernel of its own for each multiple of a half: small multiples of an eighth stand in the text."""
     x = torch.randn(50)
-    a, b = (2.0 ** (digit - 30) for digit in divmod(int(2 * factor), 61))
+    a, b = ((digit + 1) / 8 for digit in divmod(int(2 * factor), 100))
     return build(lambda p, x: p.mul(p.mul(p.mul(p.cos(x), factor / a / b), a), b), [x]), x
 
 

@@ -111,3 +111,21 @@ def test_a_number_has_one_form_in_all_stages(tmp_path):
     x, y, z = (torch.rand(16, 1).expand(16, 64).contiguous() for _ in range(3))
     (got,) = compile_graph(env, options=Options(cache_dir=str(tmp_path))).boxed([x, y, z])
     assert torch.count_nonzero(got) == 0
+
+
+def test_means_over_other_counts_have_one_text():
+    """Counts that are powers of two too; what divides by one keeps it, for which a compiler has a product."""
+
+    def text(program, count):
+        env = build(program, [TensorSpec((128, count), torch.float32, torch.device("cpu"))])
+        (made,) = lower_graph(env, Options(verify="off"), devices=lambda _: SERVER).sources()
+        return made.text
+
+    def mean(p, x):
+        return p.mul(p.sum(x, (1,)), 1.0 / x.shape[1])
+
+    def quotient(p, x):
+        return p.div(p.exp(x), float(x.shape[1]))
+
+    assert len({text(mean, count) for count in (512, 1000, 4096)}) == 1
+    assert len({text(quotient, count) for count in (512, 1024, 4096)}) == 3

@@ -69,6 +69,7 @@ class Names:
             self._pointers[node] = f"out{len(self.buffers)}"
             self.buffers.append(node)
         self.outputs = len(self.buffers)
+        self._divisors = {v.args[1].id for v in body.vals if v.op in ("div", "fmod", "remainder")}
 
     # ---- names ------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Names:
                 if v.dtype == torch.int64 and isinstance(v.attr, int) and abs(v.attr) > LITERAL:
                     # such as the place of a layer's random numbers: layers that differ in it alone share a kernel
                     return self.number(self.param(ex.const(v.attr)), v)
-                if self.GIVEN_NUMBERS and v.dtype in _SINGLES and not _is_plain(float(v.attr)):
+                if self.GIVEN_NUMBERS and v.dtype in _SINGLES and not _is_plain(float(v.attr), v.id in self._divisors):
                     return f"(({self.type_of(v)}){self.param(ex.fconst(v.attr))})"
                 return self.literal(v)
             case "size":
@@ -354,13 +355,13 @@ def _may_be_contracted(v: Val) -> bool:
     return False
 
 
-def _is_plain(number: float) -> bool:
-    """Whether a number stands in the text: a special value or a power of two, of which a compiler may make something,
-    or a small multiple of an eighth. Others are often counts of elements, or made of them, in which kernels differ that
-    are equal otherwise."""
-    if not math.isfinite(number) or abs(math.frexp(number)[0]) in (0, 0.5):
+def _is_plain(number: float, divides: bool) -> bool:
+    """Whether a number stands in the text: a special value, a power of two that something is divided by, of which a
+    compiler makes a product, or a small multiple of an eighth. Others are often counts of elements, or made of them, in
+    which kernels differ that are equal otherwise."""
+    if not math.isfinite(number) or divides and abs(math.frexp(number)[0]) == 0.5:
         return True
-    return abs(number) < LITERAL and (8 * number).is_integer()
+    return abs(number) <= LITERAL and (8 * number).is_integer()
 
 
 def _is_place(v: Val) -> bool:

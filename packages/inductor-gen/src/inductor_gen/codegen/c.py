@@ -659,7 +659,8 @@ class _Kernel:
             elif v.id in self.arrays:
                 self.w.line(f"{self.names.type_of(v)} {self.names.val(v)}a[{TILE}];")
         rest = [v for v in vals if self.lane in v.deps]
-        if rest or stores:
+        # Of others nothing stays: what takes them makes them again.
+        if stores or any(v.id in self.arrays or v.op in ("bounded", "nonzero") for v in rest):
             self._lane_loop()
             self._reload(rest, stores, [])
             for v in rest:

@@ -234,7 +234,9 @@ class Stage:
             value = f"({ctype}){self.at(n + 's')}{zero}"
             if extreme and self._has_nan(r):
                 value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}{zero}"
-            if self.tiled:
+            if self.tiled and value == f"({self.total_type(r)}){n}s[l_]":
+                self.w.line(f"const {ctype}* const {n}a = {n}s;")
+            elif self.tiled:
                 self.w.line(f"{ctype} {n}a[{TILE}];")
                 self.w.line(f"for (int64_t l_ = 0; l_ < m_; l_++) {n}a[l_] = {value};")
             else:

@@ -250,24 +250,16 @@ class _Kernel:
         factors = [self.names.extent(v) for v in (*self.nest.outer, *self.nest.inner)]
         return " * ".join(factors) or "1"
 
-    def _grain(self) -> int:
-        """How many elements are worth a team of threads."""
-        return max(GRAIN * 4 // max(sum(op_cost(v.op) for v in self.body.vals), 4), 512)
-
-    def _is_little(self) -> bool:
-        """Is there, in every call, too little work for threads? Lanes that go through strips, which a C compiler takes
-        two to six times as long to make vectors of as to leave as they are, gain some microseconds there."""
-        sizes = [self.body.space[v] for v in (*self.nest.outer, *self.nest.inner)]
-        return all(n.is_const for n in sizes) and math.prod(n.value for n in sizes) <= self._grain()
-
     def _team(self, collapse: int, extra: str = "") -> str:
+        cost = sum(op_cost(v.op) for v in self.body.vals)
+        grain = max(GRAIN * 4 // max(cost, 4), 512)
         parts = ["#pragma omp parallel for"]
         if collapse > 1:
             parts.append(f"collapse({collapse})")
         parts.append("schedule(static)")
         if extra or self.noting:
             parts.append((extra + self.noting).strip())
-        parts.append(f"if ({self._work()} > {self._grain()})")
+        parts.append(f"if ({self._work()} > {grain})")
         return " ".join(parts)
 
     def loop(self, v: Expr, start: str = "0", stop: str | None = None) -> None:
@@ -383,9 +375,8 @@ class _Kernel:
         few = self._extent(around) < 2 * self.threads and self._extent([lane]) > 2 * self._extent(around)
         inside = few and not rows
         self._around(around, 0 if inside else self._collapsed(around), done, rows)
-        one_by_one = self.scalar or strip is not None and self._is_little()
         # The compiler knows what fills memory fastest.
-        one_by_one = one_by_one or all(v.op == "const" for v in self.body.vals)
+        one_by_one = self.scalar or all(v.op == "const" for v in self.body.vals)
         if inside and strip is None and draws(self.body, [v for v in self.body.vals if v.id not in done], lane):
             self.w.line(self._team(1))
             self._lanes(lane, done, one_by_one, whole=True)
@@ -690,8 +681,7 @@ class _Kernel:
         return a.op == "reduce" or a.id in self.arrays
 
     def _lane_loop(self) -> None:
-        if not (self.short and self._is_little()):
-            self.w.line(self.simd())
+        self.w.line(self.simd())
         self.w.open("for (int64_t l_ = 0; l_ < m_; l_++)")
         self.w.line(f"const int64_t {self.names.var(self.lane)} = t_ + l_;")  # type: ignore[arg-type]
 

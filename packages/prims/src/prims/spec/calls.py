@@ -118,6 +118,9 @@ def attention(
 
     whole = aten.scaled_dot_product_attention
     options: dict[str, Any] = {"scale": scale}
+    if query.device.type != "cuda":
+        with _whose_batches_fit(query, attn_mask):
+            return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
     tracks = torch.is_grad_enabled()
     lse = tracks and any(x.requires_grad for x in (query, key, value))
     choice = sdp_choice(
@@ -126,9 +129,6 @@ def attention(
     )  # fmt: skip
     if choice == MATH and _has_parts(query, key, value, attn_mask, is_causal, enable_gqa):
         return _attention_by_parts(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if query.device.type != "cuda":
-        with _whose_batches_fit(query, attn_mask):
-            return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
     mask = attn_mask
     if mask is not None and mask.dtype == torch.bool:
         mask = _bias_of(mask, query.dtype)

@@ -52,8 +52,8 @@ def broadcast_strides(spec: TensorSpec, shape: Shape) -> tuple[Size, ...]:
 
 
 def _is_one(size: Size) -> bool:
-    """Whether a size is one. Of a size of data nobody knows yet, and it is walked as others are."""
-    return size == 1 if type(size) is int else size.hint is not None and bool(size == 1)
+    """Whether a size is one. It is asked only of one that is, now: others are walked as if they never were."""
+    return size == 1 if type(size) is int else size.hint == 1 and bool(size == 1)
 
 
 def dense_in_order(shape: Shape, order: Sequence[int]) -> tuple[Size, ...]:

@@ -29,7 +29,7 @@ import torch
 
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.creduce import TILE, Stage
-from inductor_gen.codegen.pieces import Emit, draws, in_pieces, in_stretches, seams
+from inductor_gen.codegen.pieces import Emit, Seam, draws, in_pieces, in_stretches, masked, seams
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.turned import LINE, across, allocate, bring, crowds, strips, turn, turned
@@ -117,6 +117,8 @@ class _Kernel:
         self.tiled = outer_lane and not self.short
         if self.tiled:
             self._depend_on_lane()
+        #: Tests whose outcome is known where the text is now, by their numbers.
+        self.held: Mapping[int, bool] = {}
         self.rows: dict[int, str] = {}
         self.arrays: set[int] = set()
         #: Values that were computed where the text is now, or around it, and so what they were computed from is there.
@@ -137,6 +139,8 @@ class _Kernel:
         """Is the reduction as short as a strip, with nothing that goes through it in order?"""
         extents = [self.body.space[v] for v in self.nest.inner]
         if not all(e.is_const for e in extents) or math.prod(e.value for e in extents) > STRIP:
+            return False
+        if self.lane is None or not self._comes_apart(self.lane, self.inner):
             return False
         return not any(v.op == "scan" or v.op == "reduce" and REDUCTIONS[v.attr].place for v in self.body.vals)
 
@@ -321,6 +325,9 @@ class _Kernel:
         return f"#pragma omp simd{self.noting}"
 
     def emit(self, v: Val) -> None:
+        if v.id in self.held:
+            self.known(v, self.held[v.id])
+            return
         self.fresh.add(v.id)
         if v.op in ("bounded", "nonzero"):
             self.w.line(self.names.failure(v))
@@ -348,10 +355,7 @@ class _Kernel:
         drawn = draws(self.body, vals, loop) if long else []
         if drawn:
             emit = in_stretches(self, drawn, loop, emit)
-        if found:
-            in_pieces(self, found, start, stop, emit)
-        else:
-            emit(start, stop, {})
+        in_pieces(self, found, start, stop, emit)
 
     def store(self, s: Store) -> None:
         self.w.line(self.names.store(s, rounds=s.value.id in self.fresh))
@@ -382,43 +386,66 @@ class _Kernel:
             self._lanes(lane, done, one_by_one, whole=True)
             self.w.close(len(around))
             return
-        if inside:
-            self.w.line(self._team(1) if one_by_one else self._team(1).replace("parallel for", "parallel for simd"))
-        elif strip is None and not rows:
+        directive = self._team(1) if inside else ""
+        if inside and not one_by_one:
+            directive = directive.replace("parallel for", "parallel for simd")
+        elif not inside and not one_by_one:
+            directive = self.simd()
+        if strip is not None:
+            self._strips(strip, lane, directive, done)
+            self.w.close(len(around))
+            return
+        if not inside and not rows:
             self._lanes(lane, done, one_by_one)
             self.w.close(len(around))
             return
-        elif not one_by_one:
-            self.w.line(self.simd())
+        if directive:
+            self.w.line(directive)
         self.loop(lane)
-        if strip is not None:
-            self._hoist(done, [*around, lane])
-            self.w.line(f"#pragma GCC unroll {STRIP}")
-            self.loop(strip)
         if rows:
             self._hoist(done, [v for v in outer if v not in rows])
             self._together(rows[0])
         self._rest(done)
         self.w.close(len(outer) + 2 * len(rows))
 
+    def _strips(self, strip: Expr, lane: Expr, directive: str, done: set[int]) -> None:
+        """The innermost two loops: lanes, each with its steps of a strip, in pieces in which its conditions hold."""
+        left = [v for v in self.body.vals if v.id not in done]
+        found = self._conditions(lane, {strip})
+
+        def emit(start: str, stop: str) -> None:
+            if directive:
+                self.w.line(directive)
+            self.loop(lane, start, stop)
+            for v in left:
+                if strip not in v.deps:
+                    self.emit(v)
+            self.w.line(f"#pragma GCC unroll {STRIP}")
+            self.loop(strip)
+            for v in left:
+                if strip in v.deps:
+                    self.emit(v)
+            for s in self.body.stores:
+                self.store(s)
+            self.w.close(2)
+
+        in_pieces(self, found, "0", self.names.extent(lane), emit)
+
     def _lanes(self, lane: Expr, done: set[int], one_by_one: bool, whole: bool = False) -> None:
         """The innermost loop, with what is not done yet; ``whole``: it is the only one, shared by stretches."""
-        def emit(start: str, stop: str, holds: Mapping[int, bool]) -> None:
+        def emit(start: str, stop: str) -> None:
             if not one_by_one:
                 self.w.line(self.simd())
             self.loop(lane, start, stop)
             for v in left:
-                if v.id in holds:
-                    self.known(v, holds[v.id])
-                else:
-                    self.emit(v)
+                self.emit(v)
             for s in self.body.stores:
                 self.store(s)
             self.w.close()
 
         left = [v for v in self.body.vals if v.id not in done]
         if whole:
-            in_stretches(self, draws(self.body, left, lane), lane, emit)("0", self.names.extent(lane), {})
+            in_stretches(self, draws(self.body, left, lane), lane, emit)("0", self.names.extent(lane))
             return
         inside = [] if one_by_one else self._inside(left, done)
         if not inside:
@@ -430,7 +457,7 @@ class _Kernel:
         self.cut(left, lane, "0", self.names.extent(lane), emit)
         self.w.close()
         self.w.open("else")
-        emit("0", self.names.extent(lane), {})
+        emit("0", self.names.extent(lane))
         self.w.close()
 
     def _inside(self, left: Sequence[Val], done: Collection[int]) -> list[Val]:
@@ -457,8 +484,19 @@ class _Kernel:
             if extent.is_const and 1 < extent.value <= STRIP:
                 steps = [(linear(self.body, at, u), linear(self.body, at, lane)) for at in self.body.indices()]
                 if any(along is ONE and across is extent for along, across in steps):
-                    return u
+                    return u if self._comes_apart(lane, {u}) else None
         return None
+
+    def _comes_apart(self, lane: Expr, steps: Collection[Expr]) -> bool:
+        """Can a loop over lanes, each with unrolled steps, be cut into pieces in which the conditions of loads hold?"""
+        held = {v.id for _, tests in self._conditions(lane, steps) for v, _ in tests}
+        return not masked(self.body, lane, held)
+
+    def _conditions(self, lane: Expr, steps: Collection[Expr]) -> list[Seam]:
+        """Where along a lane the conditions of loads change, but for those that change within its steps."""
+        if not masked(self.body, lane):
+            return []
+        return seams(self.body, [v for v in self.body.vals if v.deps.isdisjoint(steps)], lane)
 
     def _across(self, around: list[Expr], lane: Expr) -> Expr | None:
         """A loop along which some buffer is contiguous while the lane jumps through it: a transposition."""
@@ -590,13 +628,27 @@ class _Kernel:
             self.w.line(f"const int64_t m_ = {extent} - t_ < {TILE} ? {extent} - t_ : {TILE};")
             self._hoist(done, outer)
         if self.short:
-            self._lane_loop()
-        self._sections(done)
-        self.w.close(len(outer) + tiles + self.short)
+            self._short_sections(done)
+        else:
+            self._sections(done)
+        self.w.close(len(outer) + tiles)
         if self.rows:
             for name in self.rows.values():
                 self.w.line(f"free({name});")
             self.w.close()
+
+    def _short_sections(self, done: set[int]) -> None:
+        """The lanes of a tile, each with its short reductions, in pieces in which the conditions of loads hold."""
+        lane: Expr = self.lane  # type: ignore[assignment]
+        found = self._conditions(lane, self.inner)
+
+        def emit(start: str, stop: str) -> None:
+            self.w.line(self.simd())
+            self.loop(lane, start, stop)
+            self._sections(set(done))
+            self.w.close()
+
+        in_pieces(self, found, "t_", "t_ + m_", emit)
 
     def _share(self, collapse: int) -> None:
         if self.rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -298,12 +297,12 @@ class Stage:
             self.statements()
             self.w.close(2)
             return
-        def emit(start: str, stop: str, holds: Mapping[int, bool]) -> None:
+        def emit(start: str, stop: str) -> None:
             if plain and not self.k.short:
                 self.w.line(" ".join([self.k.simd(), *self.clauses("partial")]))
             self._unroll(self.loops[-1])
             self.k.loop(self.loops[-1], start, stop)
-            self.statements(holds)
+            self.statements()
             self.w.close()
 
         self._begin_notes()
@@ -321,13 +320,10 @@ class Stage:
             position = name if not position else f"({position})*{self.k.names.extent(v)} + {name}"
         return position
 
-    def statements(self, holds: Mapping[int, bool] | None = None) -> None:
-        """The innermost loop's; of tests in ``holds`` the outcome is known."""
+    def statements(self) -> None:
+        """The innermost loop's."""
         for v in self.vals:
             if v.id in self.done:
-                continue
-            if holds and v.id in holds:
-                self.k.known(v, holds[v.id])
                 continue
             row = self.k.rows.get(v.id)
             if row is not None and v.stage < self.stage:

@@ -15,15 +15,15 @@ from prims.spec.expr import Expr
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
 
-__all__ = ["Emit", "draws", "in_pieces", "in_stretches", "seams"]
+__all__ = ["Emit", "Seam", "draws", "in_pieces", "in_stretches", "masked", "seams"]
 
 #: Kinds of pieces, and statements in all of them: each is compiled by itself.
 KINDS, STATEMENTS = 5, 256
 
 _DRAWN = ("random_uniform", "random_normal")
 
-#: What writes the loop over a piece, given its two ends and which tests hold in it, by their values' numbers.
-Emit = Callable[[str, str, Mapping[int, bool]], None]
+#: What writes the loop over a piece, given its two ends; of tests in the kernel's ``held`` it knows the outcome.
+Emit = Callable[[str, str], None]
 
 #: The place from which on, or up to which, tests hold, and these: each with whether it holds from there on.
 Seam = tuple[Expr, list[tuple[Val, bool]]]
@@ -45,6 +45,20 @@ def seams(body: Body, vals: Sequence[Val], loop: Expr) -> list[Seam]:
         if kinds <= KINDS and kinds * len(vals) <= STATEMENTS:
             kept.append(seam)
     return kept
+
+
+def masked(body: Body, loop: Expr, held: Set[int] = frozenset()) -> bool:
+    """Whether loads are under conditions that change along a loop, but for the tests ``held``, by their numbers.
+
+    Such a loop is no place for an unrolled one that stores: what its steps store lies side by side, gcc takes their
+    loads for one of a group, and of the masks of a group that fills several vectors gcc 12.2 uses the first for all of
+    them (``vectorizable_load``; seen with any number of steps, and of lanes from two on).
+    """
+
+    def changes(v: Val) -> bool:
+        return v.id not in held and loop in v.deps and (not v.args or v.op == "load" or any(map(changes, v.args)))
+
+    return any(changes(v.args[0]) for v in body.vals if v.op == "load" and v.args)
 
 
 def _kinds(left: Sequence[Seam]) -> list[Mapping[int, bool]]:
@@ -73,6 +87,9 @@ def _sides(left: Sequence[Seam]) -> list[tuple[Expr, bool, list[Seam], dict[int,
 
 def in_pieces(kernel: _Kernel, found: Sequence[Seam], start: str, stop: str, emit: Emit) -> None:
     """Cut the range ``start <= i < stop`` of a loop at its seams. The text has a loop for each kind of piece."""
+    if not found:
+        emit(start, stop)
+        return
     w, names = kernel.w, {place: f"p{n}_" for n, (place, _) in enumerate(found)}
     w.open("")
     for place, name in names.items():
@@ -81,7 +98,7 @@ def in_pieces(kernel: _Kernel, found: Sequence[Seam], start: str, stop: str, emi
     w.line(f"u_ = {stop};")
     for name in names.values():
         w.line(f"if ({name} > s_ && {name} < u_) u_ = {name};")
-    _branch(kernel, names, list(found), {}, emit)
+    _branch(kernel, names, list(found), emit)
     w.close(2)
 
 
@@ -101,7 +118,7 @@ def _one_by_one(body: Body, v: Val, loop: Expr, inside: Set[int]) -> bool:
 def in_stretches(kernel: _Kernel, drawn: Sequence[Val], loop: Expr, emit: Emit) -> Emit:
     """A loop whose random numbers are made before each stretch of it: four come of the work for one."""
 
-    def over(start: str, stop: str, holds: Mapping[int, bool]) -> None:
+    def over(start: str, stop: str) -> None:
         w, names, most = kernel.w, kernel.names, templates.DRAWN_TOGETHER
         w.open(f"for (int64_t r_ = {start}; r_ < {stop}; r_ += {most})")
         w.line(f"const int64_t t_ = {stop} - r_ < {most} ? {stop} : r_ + {most};")
@@ -112,7 +129,7 @@ def in_stretches(kernel: _Kernel, drawn: Sequence[Val], loop: Expr, emit: Emit) 
             for line in templates.c_draws(TABLE[v.op], seed, offset, f"f{n}_", "t_ - r_", f"w{n}_"):
                 w.line(line)
             names.words[v.id] = f"w{n}_[{names.var(loop)} + k{n}_]"
-        emit("r_", "t_", holds)
+        emit("r_", "t_")
         for v in drawn:
             del names.words[v.id]
         w.close()
@@ -120,13 +137,14 @@ def in_stretches(kernel: _Kernel, drawn: Sequence[Val], loop: Expr, emit: Emit) 
     return over
 
 
-def _branch(
-    kernel: _Kernel, names: Mapping[Expr, str], left: list[Seam], holds: Mapping[int, bool], emit: Emit
-) -> None:
+def _branch(kernel: _Kernel, names: Mapping[Expr, str], left: list[Seam], emit: Emit) -> None:
     if not left:
-        emit("s_", "u_", holds)
+        emit("s_", "u_")
         return
+    known = kernel.held
     for place, after, others, more in _sides(left):
         kernel.w.open(f"if (s_ >= {names[place]})" if after else "else")
-        _branch(kernel, names, others, {**holds, **more}, emit)
+        kernel.held = {**known, **more}
+        _branch(kernel, names, others, emit)
         kernel.w.close()
+    kernel.held = known

@@ -1,5 +1,6 @@
 """Loops over vector lanes, each with a few unrolled steps, whose loads are under conditions that change along the lanes:
-rows of two to four numbers beside the rows before and after them. Of the masks of such loads gcc 12 uses the wrong one."""
+rows of two to four numbers beside the rows before and after them. Of the masks of such loads gcc 12 and 13 use
+the wrong one."""
 
 from __future__ import annotations
 

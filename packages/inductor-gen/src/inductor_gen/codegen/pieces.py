@@ -51,8 +51,8 @@ def masked(body: Body, loop: Expr, held: Set[int] = frozenset()) -> bool:
     """Whether loads are under conditions that change along a loop, but for the tests ``held``, by their numbers.
 
     Such a loop is no place for an unrolled one that stores: what its steps store lies side by side, gcc takes their
-    loads for one of a group, and of the masks of a group that fills several vectors gcc 12.2 uses the first for all of
-    them (``vectorizable_load``; seen with any number of steps, and of lanes from two on).
+    loads for one of a group, and of the masks of a group that fills several vectors it uses the first for all of them
+    (12.2 and 13.3, ``vectorizable_load``; seen with any number of steps, and of lanes from two on).
     """
 
     def changes(v: Val) -> bool:

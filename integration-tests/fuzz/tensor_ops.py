@@ -409,6 +409,13 @@ F.pad({a}, (1, 2))
 F.pad({a}, (1, 0), value=2)
 F.pad({a}, (-1, 1))
 F.pad({a}, (0, 0, 1, 1))
+{a} + F.pad({a}, (1, 0))[..., :-1]
+{a} + F.pad({a}, (0, 0, 1, 0))[..., :-1, :]
+{f} / (F.pad({f}, (0, 0, 0, 1))[..., 1:, :].abs() + 1)
+{f} * F.pad({f}, (0, 0, 2, 0))[..., :-2, :].softmax(-1)
+torch.where(torch.arange({a}.shape[-2], device={a}.device)[:, None] > 0, {a}, F.pad({a}, (0, 0, 0, 1))[..., 1:, :])
+{a} + {a}.roll(1, -2)
+{f} - {f}.flip(-2)
 {a}.tril()
 {a}.triu(1)
 torch.broadcast_to({a}, (3, *{a}.shape))

@@ -86,12 +86,15 @@ class _Tensors:
         small = [1, 2, 2, 3, 4, 5]
         self.sizes: list[tuple[int, ...]] = []
         self.wide = self.pick.random() < 0.2
-        pool = [8, 17, 33, 64, 100] if self.wide else small
-        first = tuple(self.pick.choice([*pool, *([0] if self.pick.random() < 0.1 else [])]) for _ in range(3))
+        large = [8, 17, 33, 64, 100]
+        pools = [large if self.wide else small] * 3
+        if not self.wide and self.pick.random() < 0.3:  # rows of few numbers, and columns
+            pools[self.pick.randrange(3)] = large
+        first = tuple(self.pick.choice([*pool, *([0] if self.pick.random() < 0.1 else [])]) for pool in pools)
         for _ in range(self.calls):
             self.sizes.append(first)
             if self.changing:
-                first = tuple(self.pick.choice([*pool, n, 7]) for n in first)
+                first = tuple(self.pick.choice([*pool, n, 7]) for n, pool in zip(first, pools, strict=True))
         self.wants_grad = self.pick.random() < 0.45
 
     def write(self) -> str:

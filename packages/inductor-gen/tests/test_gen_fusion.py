@@ -225,6 +225,15 @@ def test_horizontal_statistics_of_one_input() -> None:
     assert case.kernels <= 2
 
 
+def test_what_takes_less_than_a_call_is_joined() -> None:
+    count = lambda p, *counters: tuple(p.add(c, 1) for c in counters)
+    assert check(count, [torch.tensor(n) for n in range(10)]).kernels == 1
+    scaled = lambda p, *layers: tuple(p.maximum(p.mul(x, 2.0), 0.0) for x in layers)
+    case = check(scaled, [torch.randn(512, 4) for _ in range(5)])  # one function, compiled once, for five calls
+    assert case.kernels == 5
+    assert len({kernel.source for kernel in case.compiled.kernels}) == 1
+
+
 def test_equal_layers_share_one_function() -> None:
     def fn(p: Any, x: Any, w: Any, b: Any, v: Any) -> Any:
         first = layer_norm(p, x, w, b)

@@ -254,16 +254,17 @@ class _Kernel:
         factors = [self.names.extent(v) for v in (*self.nest.outer, *self.nest.inner)]
         return " * ".join(factors) or "1"
 
-    def _team(self, collapse: int, extra: str = "") -> str:
+    def _team(self, collapse: int, extra: str = "", simd: bool = False) -> str:
+        """The directive of loops that threads share; ``simd``: whose steps are vector lanes too."""
         cost = sum(op_cost(v.op) for v in self.body.vals)
         grain = max(GRAIN * 4 // max(cost, 4), 512)
-        parts = ["#pragma omp parallel for"]
+        parts = ["#pragma omp parallel for simd" if simd else "#pragma omp parallel for"]
         if collapse > 1:
             parts.append(f"collapse({collapse})")
         parts.append("schedule(static)")
         if extra or self.noting:
             parts.append((extra + self.noting).strip())
-        parts.append(f"if ({self._work()} > {grain})")
+        parts.append(f"if (parallel: {self._work()} > {grain})")  # without the word, one thread would use no lanes
         return " ".join(parts)
 
     def loop(self, v: Expr, start: str = "0", stop: str | None = None) -> None:
@@ -386,11 +387,9 @@ class _Kernel:
             self._lanes(lane, done, one_by_one, whole=True)
             self.w.close(len(around))
             return
-        directive = self._team(1) if inside else ""
-        if inside and not one_by_one:
-            directive = directive.replace("parallel for", "parallel for simd")
-        elif not inside and not one_by_one:
-            directive = self.simd()
+        directive = "" if one_by_one else self.simd()
+        if inside:
+            directive = self._team(1, simd=not one_by_one)
         if strip is not None:
             self._strips(strip, lane, directive, done)
             self.w.close(len(around))

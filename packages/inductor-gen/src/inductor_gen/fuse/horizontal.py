@@ -12,7 +12,7 @@ from typing import Any
 
 from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.fuse.order import Move
-from inductor_gen.fuse.score import Costs
+from inductor_gen.fuse.score import Costs, call_bytes
 from inductor_gen.loops.index import ZERO
 
 __all__ = ["join_small"]
@@ -39,7 +39,7 @@ def join_small(fusion: Fusion, costs: Costs) -> None:
         if key is None or alike[_operators(cluster)] > ALIKE and costs.device(cluster.nodes[0]).kind == "cuda":
             continue
         size, moved = len(cluster.nodes) + len(costs.facts(cluster).reads), costs.work(cluster).moved
-        limit = MULTIPLE * costs.device(cluster.nodes[0]).launch_bytes
+        limit = MULTIPLE * call_bytes(costs.device(cluster.nodes[0]))
         first, total, bytes_ = groups.get(key, (cluster, 0, 0.0))
         full = total + size > MAX_JOINED or bytes_ + moved > limit
         if first is cluster or full or not fusion.may_fuse():
@@ -66,6 +66,6 @@ def _space_of(costs: Costs, cluster: Cluster) -> Any:
     extents = tuple(cluster.space.values())
     if any(extent.kind != "const" or extent is ZERO for extent in extents):
         return None
-    if costs.work(cluster).moved > costs.device(cluster.nodes[0]).launch_bytes * PART:
+    if costs.work(cluster).moved > call_bytes(costs.device(cluster.nodes[0])) * PART:
         return None
     return extents, cluster.nodes[0].device, cluster.late

@@ -21,7 +21,7 @@ from inductor_gen.loops.views import Index
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["Costs", "Facts", "Work", "steps_of_one"]
+__all__ = ["Costs", "Facts", "Work", "call_bytes", "steps_of_one"]
 
 #: What of a launch is left on a device whose one core can work alone.
 _CALL = 16
@@ -52,6 +52,11 @@ class Work:
         team = device.launch_cost + whole / share
         alone = device.launch_cost / _CALL + whole * device.multiprocessors  # one core, without a team of threads
         return team if device.warp > 1 else min(team, alone)
+
+
+def call_bytes(device: Device) -> float:
+    """The bytes that are moved while a small kernel starts: by the device, or by the one core that works at it."""
+    return device.launch_bytes if device.warp > 1 else device.launch_bytes / _CALL / device.multiprocessors
 
 
 @record

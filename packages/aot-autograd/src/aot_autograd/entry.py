@@ -231,12 +231,12 @@ def partition_joint(
 ) -> Partition:
     """Split a joint graph into forward and backward graphs."""
     from aot_autograd.partition.default import default_partition
-    from aot_autograd.partition.norms import forget_running, keep_norms
+    from aot_autograd.partition.norms import forget_statistics, keep_norms
     from aot_autograd.partition.softmax import spell_out
     from aot_autograd.partition.split import split_joint
 
     options = options if options is not None else Options()
-    forget_running(joint.envelope.graph)
+    forget_statistics(joint.envelope.graph)
     if options.numerics != "fast":  # eager's own operators, as they are
         keep_norms(joint.envelope.graph)
     else:

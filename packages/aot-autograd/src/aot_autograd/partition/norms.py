@@ -16,7 +16,7 @@ import torch.fx
 
 from prims.spec import TensorSpec, infer
 
-__all__ = ["KEPT", "forget_running", "keep_norms", "operands_of_norm", "rebuild_norm"]
+__all__ = ["KEPT", "forget_statistics", "keep_norms", "operands_of_norm", "rebuild_norm"]
 
 KEPT = "kept"
 """``node.meta`` key of a normalisation whose result is not to be made again by another formula."""
@@ -28,18 +28,18 @@ _BATCH = aten._native_batch_norm_legit_functional.default
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-#: Gradients of a batch norm -> where their running statistics stand, and whether it trains: None where it always does.
-_BACKWARD = {aten.native_batch_norm_backward.default: (3, 4, 7), aten.cudnn_batch_norm_backward.default: (3, 4, None)}
-
-
-def forget_running(graph: torch.fx.Graph) -> None:
-    """Let the gradients of batch norms that train take no running statistics, which they make nothing of: nobody has to
-    keep them for the backward pass."""
+def forget_statistics(graph: torch.fx.Graph) -> None:
+    """Let the gradients of batch norms take only the statistics that they make something of: running ones in
+    evaluation, where those of the batch are empty, the batch's in training. Nobody has to keep the others."""
     for node in graph.nodes:
-        mean, variance, trains = _BACKWARD.get(node.target, (0, 0, None))
-        if mean and (trains is None or node.args[trains] is True):
-            node.update_arg(mean, None)
-            node.update_arg(variance, None)
+        if node.target is aten.native_batch_norm_backward.default and isinstance(node.args[7], bool):
+            unused = (3, 4) if node.args[7] else (5, 6)
+        elif node.target is aten.cudnn_batch_norm_backward.default:  # it always trains
+            unused = (3, 4)
+        else:
+            continue
+        for place in unused:
+            node.update_arg(place, None)
 
 
 def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:

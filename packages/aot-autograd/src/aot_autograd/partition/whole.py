@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch.fx
 
-from aot_autograd.partition.norms import forget_running
+from aot_autograd.partition.norms import forget_statistics
 from aot_autograd.partition.softmax import spell_out
 from aot_autograd.partition.split import copy_with_operands
 from aot_autograd.trace.outcome import Joint, Outcome
@@ -34,7 +34,7 @@ def compute_again(
     late = _late(env.graph)
     if not late or options.numerics != "fast":  # otherwise eager's own operators are as they are
         return env
-    forget_running(env.graph)
+    forget_statistics(env.graph)
     spell_out(env.graph)
     late = _late(env.graph)
     for node in late:

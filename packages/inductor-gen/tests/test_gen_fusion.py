@@ -234,6 +234,19 @@ def test_what_takes_less_than_a_call_is_joined() -> None:
     assert len({kernel.source for kernel in case.compiled.kernels}) == 1
 
 
+@pytest.mark.parametrize("channels, length", [(64, 256), (128, 64), (256, 16), (512, 4)])
+def test_what_a_channel_has_is_made_inside_once(channels: int, length: int) -> None:
+    def fn(p: Any, x: Any, mean: Any, variance: Any, weight: Any) -> Any:
+        scale = p.mul(p.reciprocal(p.sqrt(p.add(variance, 1e-5))), weight)
+        along = lambda v: p.broadcast(v, (1, channels, length), (1,))
+        x = p.add(p.mul(x, along(scale)), along(p.sub(mean, p.mul(mean, scale))))
+        return p.maximum(x, 0.0)
+
+    shape = (1, channels, length)
+    case = check(fn, [torch.randn(shape), torch.randn(channels), torch.rand(channels) + 0.1, torch.randn(channels)])
+    assert case.kernels == 1
+
+
 def test_equal_layers_share_one_function() -> None:
     def fn(p: Any, x: Any, w: Any, b: Any, v: Any) -> Any:
         first = layer_norm(p, x, w, b)

@@ -88,8 +88,20 @@ def _with(
     spared = costs.bytes_of((v for v in cluster.nodes if v in read), points)
     extra = costs.bytes_of((b for b in base if b not in read), min(points, costs.count(cluster.space.values())))
     work = works[reader.id]
+    if costs.device(cluster.nodes[0]).warp == 1:
+        points //= _before_lanes(costs, cluster, reader)
     operations = costs.operations(nodes, max(points * uses // copies, 1))
     return replace(work, moved=work.moved - spared + extra, operations=work.operations + operations)
+
+
+def _before_lanes(costs: Costs, cluster: Cluster, reader: Cluster) -> int:
+    """Of how many lanes a CPU's loop makes a cluster's values once, before it begins: all, where none changes along."""
+    along, reads = costs.facts(reader).along, costs.facts(reader).reads
+    indices = [reads[v] for v in cluster.nodes if v in reads]
+    changing = {s for some in indices for index in some for i in index for s in i.symbols}
+    if not along or not all(indices) or not changing.isdisjoint(along):
+        return 1
+    return max(min(costs.count([reader.space[v]]) for v in along), 1)
 
 
 def recompute_shared(fusion: Fusion, costs: Costs) -> None:

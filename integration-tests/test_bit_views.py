@@ -65,3 +65,49 @@ def test_halves_that_are_moved_keep_their_bits(dtype):
         assert same_bits(ours, eager)
     report = compiled.report()
     assert report.kernels and not report.externs and not report.fallbacks
+
+
+OF_MASKS = {
+    "numbers": lambda x: (x.to(torch.int32), x.float() * 2, x.sum(), x.sum(0), x.cumsum(0)),
+    "logic": lambda x: (x & ~x.flip(0), x ^ x.flip(0), x == x.flip(0), x.logical_not(), x.any(), x.all()),
+    "choices": lambda x: (torch.where(x, 1, 0), torch.arange(x.numel()).masked_fill(x, -1), x.float().masked_fill(x, 2.0)),
+    "as indices": lambda x: (torch.tensor([5, 7])[x.int()], torch.tensor([5, 7]).gather(0, x.long())),
+    "moved": lambda x: (x.flip(0).int(), torch.cat([x, x]).int(), x.roll(1).int(), x.clone().int(), x.repeat(2).int()),
+    "extremes": lambda x: (x.int().amax(), x.max(), x.int().argmax(), torch.maximum(x, x.flip(0)).int()),
+    "viewed again": lambda x: (x.view(torch.uint8) + 1, x.view(torch.int16) * 2),
+}
+
+
+@pytest.mark.parametrize("name", OF_MASKS)
+def test_any_byte_but_zero_is_true(name):
+    program = OF_MASKS[name]
+    for mask in ([2, 0, 3, 1, 255, 0], [255, 0] * 40, [0, 0, 128, 0]):
+        x = torch.tensor(mask, dtype=torch.uint8).view(torch.bool)
+        compiled = compile_api.compile(program)
+        for ours, eager in zip(compiled(x), program(x), strict=True):
+            assert torch.equal(ours, eager), (mask, ours, eager)
+        assert compiled.report().kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_writes_to_the_bytes_of_bools_are_eagers(dtype):
+    def change(x):
+        bits = x.view(dtype)
+        bits += 1
+        return bits * 1, x
+
+    compiled = compile_api.compile(change)
+    x, y = (torch.tensor([1, 0, 0, 1, 1, 1, 0, 0], dtype=torch.bool) for _ in range(2))
+    for ours, eager in zip(compiled(x), change(y), strict=True):
+        assert same_bits(ours, eager)
+    assert "bytes of bools" in str(compiled.report())
+
+
+def test_writes_of_bools_into_bytes_leave_the_others():
+    def change(x):
+        x.view(torch.bool)[1] = True
+        return x + 0
+
+    compiled = compile_api.compile(change)
+    x, y = (torch.tensor([2, 0, 3, 1], dtype=torch.uint8) for _ in range(2))
+    assert torch.equal(compiled(x), change(y)) and torch.equal(x, y)

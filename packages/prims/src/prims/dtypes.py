@@ -72,7 +72,8 @@ ROWS = _Rows({
         DType(torch.int16, "i16", "int16_t", "tl.int16", "i16", summed=_I32),
         DType(torch.int8, "i8", "int8_t", "tl.int8", "i8", summed=_I32),
         DType(torch.uint8, "u8", "uint8_t", "tl.uint8", "u8", summed=_I32),
-        DType(torch.bool, "bool", "uint8_t", "tl.int1", "u8", in_triton="tl.uint8", summed=_I32),
+        # Any byte but 0 is true: of a mask of 255s that is a view of bytes, say.
+        DType(torch.bool, "bool", "uint8_t", "tl.int1", "u8", in_triton="tl.uint8", reads="({} != 0)", summed=_I32),
     )
 })  # fmt: skip
 

@@ -179,6 +179,8 @@ def _expanded(step: ViewStep, base: Any, value: Any, spec: TensorSpec, emit: Emi
 
 
 def _as_dtype(step: ViewStep, base: Any, value: Any, spec: TensorSpec, emit: Emit) -> Any:
+    if step.source.dtype == torch.bool or step.result.dtype == torch.bool:  # as bools, bytes become 0 or 1
+        raise Unsupported("an in-place write to the bytes of bools, through a view of another dtype")
     return emit(aten.view.dtype, (value, step.source.dtype), {})
 
 

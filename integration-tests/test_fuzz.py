@@ -128,6 +128,14 @@ def test_running_averages_are_followed_in_every_run() -> None:
         assert bool(judge(average, average * 1.001, shadow.twins(average))[0].all())
 
 
+def test_infinity_is_right_beside_a_pole_alone() -> None:
+    """Of a number divided by a rounding even the sign is chance; of one divided by what is known, nothing is."""
+    eager, infinite = torch.tensor([-4.75e8, 4.75e8, 1e-9, 3.0]), torch.full((4,), float("inf"))
+    runs = [torch.tensor(r, dtype=torch.float64) for r in ([6e16, 6e16, 1e-10, 3.0], [-2e9, 2e9, -2e-9, 3.1])]
+    wrong, undecided = judge(eager, infinite, runs)
+    assert wrong.tolist() == [False, True, True, True] and undecided.tolist() == [True, False, False, False]
+
+
 def test_what_the_reference_cannot_follow_is_not_judged() -> None:
     """Whatever depends on such an operator's result is undecided, and a number read of it ends the comparison."""
     x = torch.linspace(0.1, 2, 50)

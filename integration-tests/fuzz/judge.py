@@ -8,7 +8,8 @@ Everything but floating-point numbers is compared exactly. Floating-point number
 ``unit`` being the relative distance of the type's neighbouring numbers, and ``least`` that of those around zero; 32
 rounded runs stand behind every verdict "wrong". Where eager and all runs are NaN, or the same infinity, so must ours be. Elements on which the runs do not agree
 whether they are finite, and integers and bools on which they differ, are decided by rounding: they are counted as
-undecided and not judged. A zero's sign is eager's, unless eager's own depends on whether its kernel takes elements by
+undecided and not judged; nor is an infinity of ours where all of these are beyond ``1 / unit`` and not of one sign: what was
+divided by is nothing but a rounding. A zero's sign is eager's, unless eager's own depends on whether its kernel takes elements by
 vectors or one by one. Numbers within two units of eager's are not brought before the reference at all: eager's own
 number has |eager - S0| of slack, so that they pass in any case.
 """
@@ -110,6 +111,8 @@ def judge(eager: torch.Tensor, ours: torch.Tensor, runs: list[torch.Tensor]) -> 
     kinds = stack.isnan() * 3 + (stack == float("inf")) + (stack == -float("inf")) * 2
     undecided = (kinds != kinds[:1]).any(0)
     exact, mine = runs[0], ours.double()
+    least = stack.abs().amin(0)
+    undecided |= mine.isinf() & (least.isfinite() & (least * unit(eager.dtype) > 1)) & (stack > 0).any(0) & (stack < 0).any(0)
     noise = (stack[1:] - exact).abs().amax(0)
     apart = unit(eager.dtype)
     bound = FACTOR * noise + 2 * (apart * exact.abs()).clamp_min(apart * torch.finfo(eager.dtype).smallest_normal)

@@ -336,3 +336,14 @@ def test_the_deviation_of_numbers_whose_squares_overflow():
         torch.testing.assert_close(ours, theirs)
         assert ours.isfinite().all()
     assert compiled.report().kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("numerics", ["eager_close", "eager_exact"])
+def test_evenly_spaced_numbers_are_eagers(numerics: str, dtype: torch.dtype) -> None:
+    program = lambda x: torch.linspace(-1, 1, x.shape[0], dtype=dtype)
+    compiled = compile_api.compile(program, options={"numerics": numerics}, dynamic=False)
+    for count in (2, 8, 17, 64, 100, 1000):
+        x = torch.empty(count)
+        assert torch.equal(compiled(x), program(x))
+    assert not compiled.report().fallbacks

@@ -1,9 +1,10 @@
 """Generated CPU kernels against eager's, over families of operators, dtypes, layouts and seams:
 ``python benchmarks/cpu_operators.py``.
 
-One thread, 1 M elements, seconds of the thread that calls: the best of alternating calls, so that other work on the
-machine counts little. Prints every case, and in the end the geometric mean and what is slower than eager. With
-``--out`` a JSON line per case is appended; ``--only NAME...`` runs cases whose names contain one of them.
+One thread, 1 M elements, or those of as many rows and columns as ``--rows`` says; seconds of the thread that calls: the
+best of alternating calls, so that other work on the machine counts little. Prints every case, and in the end the
+geometric mean and what is slower than eager. With ``--out`` a JSON line per case is appended; ``--only NAME...`` runs
+cases whose names contain one of them, ``--family NAME...`` those of some families.
 """
 
 from __future__ import annotations
@@ -159,6 +160,9 @@ def layouts() -> Iterator[Case]:
     yield "index_add", lambda a, i, b: a.index_add(0, i, b), (x, index, y)
 
 
+FAMILIES = {family.__name__: family for family in (pointwise, reductions, short, layouts)}
+
+
 def measure(function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> dict[str, Any]:
     """The best times in milliseconds of alternating calls, and what was generated."""
     compiled = compile_api.compile(function)
@@ -183,20 +187,24 @@ def measure(function: Callable[..., Any], args: tuple[Any, ...], seconds: float)
 
 
 def main() -> None:
+    global ROWS
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="parts of the names of the cases to run")
+    parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--rows", type=int, default=ROWS, help="rows and columns of the matrices")
     parser.add_argument("--seconds", type=float, default=0.2, help="per case")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    ROWS = options.rows
     torch.set_num_threads(1)
     torch.manual_seed(0)
     facts = {
         "torch": torch.__version__, "python": platform.python_version(), "hardware": hardware("cpu"),
-        "threads": 1, "date": time.strftime("%Y-%m-%d"),
+        "threads": 1, "rows": ROWS, "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
     found: dict[str, float] = {}
-    for family in (pointwise, reductions, short, layouts):
-        for name, function, args in family():
+    for family in options.family:
+        for name, function, args in FAMILIES[family]():
             if options.only and not any(part in name for part in options.only):
                 continue
             record = measure(function, args, options.seconds)
@@ -205,7 +213,7 @@ def main() -> None:
             print(f"{name:40}{record['eager']:10.3f}{record['quintet']:10.3f}{record['ratio']:8.2f}{extra}", flush=True)
             if options.out:
                 with options.out.open("a") as file:
-                    file.write(json.dumps({"case": name, "family": family.__name__, **record, **facts}) + "\n")
+                    file.write(json.dumps({"case": name, "family": family, **record, **facts}) + "\n")
     mean = math.exp(sum(map(math.log, found.values())) / len(found))
     slower = sorted((ratio, name) for name, ratio in found.items() if ratio < 0.9)
     print(f"{len(found)} cases, {mean:.2f} of eager's speed in geometric mean; below 0.9: {len(slower)}")

@@ -42,7 +42,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_conditions_along_lanes(name: str, dtype: torch.dtype) -> None:
     program = PROGRAMS[name]
-    near = 1e-3 if dtype == torch.float32 else 1e-9  # what is left out is a tenth of a number, or more
+    near = 1e-3 if dtype == torch.float32 else 1e-9  # a neighbour left out is more, but among `channels` in float32
     for lead, lanes, steps in itertools.product(((), (20,)), (6, 300), (2, 3, 4)):
         x = torch.rand(*lead, lanes, steps, generator=torch.Generator().manual_seed(lanes), dtype=dtype) + 0.1
         compiled = compile_api.compile(program)

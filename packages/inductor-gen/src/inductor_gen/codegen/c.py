@@ -140,7 +140,9 @@ class _Kernel:
         extents = [self.body.space[v] for v in self.nest.inner]
         if not all(e.is_const for e in extents) or math.prod(e.value for e in extents) > STRIP:
             return False
-        if self.lane is None or not self._comes_apart(self.lane, self.inner):
+        if self.lane is None:
+            return False
+        if any(map(self.body.stores_inside, self.body.stores)) and not self._comes_apart(self.lane, self.inner):
             return False
         return not any(v.op == "scan" or v.op == "reduce" and REDUCTIONS[v.attr].place for v in self.body.vals)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from prims.options import Options
 from prims.report import Report
 from prims.spec import SymbolContext, TensorSpec
 
-__all__ = ["Case", "SERVER", "build", "check", "compile_fn", "laid_out", "of_server"]
+__all__ = ["Case", "SERVER", "build", "check", "compile_fn", "laid_out", "lines_run", "of_server"]
 
 #: The record that tests of decisions are stated for, whatever machine they run on.
 SERVER = processor("two cores, AVX-512", 2, 64, 2 << 20, 105 << 20)
@@ -147,3 +149,21 @@ def check(
             }[want.dtype]
             torch.testing.assert_close(got, want, rtol=limit, atol=limit, equal_nan=True)
     return Case(compiled, report, outputs)
+
+
+def lines_run(fn: Callable[[], Any]) -> int:
+    """How many lines of Python a call of ``fn`` runs in this thread: its cost, the same on every machine."""
+    count = 0
+
+    def seen(_frame: FrameType, event: str, _arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return seen
+
+    before = sys.gettrace()
+    sys.settrace(seen)
+    try:
+        fn()
+    finally:
+        sys.settrace(before)
+    return count

@@ -318,3 +318,43 @@ def test_the_verifier_sees_a_part_computed_where_another_lies(monkeypatch: pytes
     env = build(lambda p, x: tuple(p.neg(p.slice(x, (at,), (at + 300,), (1,))) for at in (0, 200)), [torch.randn(500)])
     with pytest.raises(VerifierError, match="FUSE-C7"):
         inductor_gen.compile_graph(env, options=Options(verify="every_pass"))
+
+
+@pytest.mark.parametrize("rows, lanes_across", [(3, True), (4, False), (5, True), (7, True), (8, False), (16, False)])
+def test_lanes_go_along_rows_that_fill_vectors(rows: int, lanes_across: bool) -> None:
+    """A channel's statistics over several images; 4 x 4 pixels are one row of 16."""
+    square = rows == 16
+
+    def fn(p: Any, x: Any) -> Any:
+        dims = (0, *range(2, len(x.shape)))
+        mean = p.mul(p.sum(x, dims), 1.0 / (2 * rows))
+        inside = p.broadcast(mean, x.shape, (1,))
+        return p.sub(x, inside)
+
+    case = check(fn, [torch.randn(2, 64, *((4, 4) if square else (rows,)))], tol=1e-6)
+    (kernel,) = case.compiled.kernels
+    assert ("l_ = 0" in kernel.source) == lanes_across
+    assert not square or "< 16;" in kernel.source
+
+
+def test_what_leads_to_an_element_by_a_place_is_kept_for_the_loops_after_it() -> None:
+    """With lanes across, a row's element at the place of a column's maximum is read in the pass after."""
+
+    def fn(p: Any, x: Any, table: Any) -> Any:
+        best = p.argmax(x, 0)
+        picked = p.index(table, (best,), (0,))
+        return p.sub(x, p.broadcast(picked, x.shape, (1,)))
+
+    check(fn, [torch.randn(9, 40), torch.randn(9)], exact=True)
+
+
+@pytest.mark.parametrize("kept", ["a float", "the double", "a difference"])
+def test_sums_in_double_are_in_parts_only_where_it_is_seen(kept: str) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        total = p.sum(p.convert(x, torch.float64), (1,))
+        if kept == "a difference":
+            total = p.sub(total, p.add(total, 1.0))
+        return total if kept == "the double" else p.convert(p.mul(total, 0.5), torch.float32)
+
+    case = check(fn, [torch.randn(64, 5000)], tol=1e-6)
+    assert ("b_ = 0" in case.compiled.kernels[0].source) == (kept != "a float")

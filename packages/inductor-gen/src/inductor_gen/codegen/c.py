@@ -34,7 +34,7 @@ from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.turned import LINE, across, allocate, bring, crowds, strips, turn, turned
 from inductor_gen.device.record import Device
-from inductor_gen.kernel.body import Body, Store, Val, linear
+from inductor_gen.kernel.body import Body, Store, Val, linear, narrowed
 from inductor_gen.kernel.contract import contracted
 from inductor_gen.kernel.nest import STRIP, Nest
 from inductor_gen.layout.record import Layout
@@ -124,6 +124,8 @@ class _Kernel:
         #: Values that were computed where the text is now, or around it, and so what they were computed from is there.
         self.fresh: set[int] = set()
         self.reduces = [v for v in self.body.vals if v.op in ("reduce", "scan")]
+        #: Sums that double holds as exactly as anything needs them.
+        self.exact = narrowed(self.body) if self.reduces else set[int]()
         self.stages = self.body.passes() if self.inner else 0
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
         self.split_inner = self._parallel_inside()
@@ -666,10 +668,11 @@ class _Kernel:
 
     def _sections(self, done: set[int]) -> None:
         self._choose_arrays(done)
+        results: list[tuple[Val, str, str]] = []
         for stage in range(self.stages + 1):
-            self._outer_section(stage, done)
+            self._outer_section(stage, done, results)
             if stage < self.stages:
-                Stage(self, stage).emit()
+                results = Stage(self, stage).emit()
 
     def _choose_arrays(self, done: set[int]) -> None:
         """With an outer lane: which outer values must outlive their loop over the tile."""
@@ -682,38 +685,59 @@ class _Kernel:
         needed += [s.value for s in body.stores if body.stores_inside(s)]
         needed += [a for s in body.stores for a in body.of_store(s)[1:]]
         outside = [(v, a) for v in body.vals if not body.is_inner(v) for a in body.inputs_of(v)]
-        needed += [a for v, a in outside if a.stage != v.stage and a.op != "reduce"]
-        self.arrays |= {a.id for a in needed if not body.is_inner(a) and self.lane in a.deps and a.op != "load"}
+        needed += [a for v, a in outside if a.stage != v.stage]
+        of_tile = lambda a: not body.is_inner(a) and self.lane in a.deps
+        self.arrays |= {a.id for a in needed if of_tile(a) and a.op != "load"}
+        again = body.cone(needed, of_tile, lambda a: a.id not in self.arrays)  # loads, and the results in their indices
+        self.arrays |= {a.id for a in again if a.op == "reduce"}
 
-    def _outer_section(self, stage: int, done: set[int]) -> None:
+    def _outer_section(self, stage: int, done: set[int], results: Sequence[tuple[Val, str, str]]) -> None:
+        """What is computed between the loops of two stages, from the earlier one's results (``Stage.results``)."""
         vals = [v for v in self.body.vals if not self.body.is_inner(v) and v.stage == stage and v.op != "reduce"]
         vals = [v for v in vals if v.id not in done]
         stores = [s for s in self.body.stores if not self.body.stores_inside(s) and s.value.stage == stage]
         if not self.tiled:
+            for r, _, value in results:
+                self.w.line(f"const {self.names.type_of(r)} {self.names.val(r)} = {value};")
             for v in vals:
                 self.emit(v)
                 done.add(v.id)
             for s in stores:
                 self.store(s)
             return
-        for v in vals:
+        for r, same, _ in results:
+            if same and r.id in self.arrays:
+                self.w.line(f"const {self.names.type_of(r)}* const {self.names.val(r)}a = {same};")
+        made = {r.id for r, same, _ in results if not same}
+        for v in [*(r for r, _, _ in results if r.id in made), *vals]:
             if self.lane not in v.deps:
                 self.emit(v)
                 done.add(v.id)
             elif v.id in self.arrays:
+                made.add(v.id)
                 self.w.line(f"{self.names.type_of(v)} {self.names.val(v)}a[{TILE}];")
         rest = [v for v in vals if self.lane in v.deps]
         # Of others nothing stays: what takes them makes them again.
-        if stores or any(v.id in self.arrays or v.op in ("bounded", "nonzero") for v in rest):
-            self._lane_loop()
-            self._reload(rest, stores, [])
-            for v in rest:
-                self.emit(v)
-                if v.id in self.arrays:
-                    self.w.line(f"{self.names.val(v)}a[l_] = {self.names.val(v)};")
-            for s in stores:
-                self.store(s)
-            self.w.close()
+        if stores or made & self.arrays or any(v.op in ("bounded", "nonzero") for v in rest):
+            self._tile_section(rest, stores, results, made & self.arrays)
+
+    def _tile_section(
+        self, vals: list[Val], stores: list[Store], results: Sequence[tuple[Val, str, str]], kept: set[int]
+    ) -> None:
+        """The loop over a tile between two stages; of what it makes, arrays keep some."""
+        self._lane_loop()
+        for r, _, value in results:
+            self.w.line(f"const {self.names.type_of(r)} {self.names.val(r)} = {value};")
+            self.lost(r)
+        self._reload([*(r for r, _, _ in results), *vals], stores, [])
+        for v in vals:
+            self.emit(v)
+        for v in [*(r for r, _, _ in results), *vals]:
+            if v.id in kept:
+                self.w.line(f"{self.names.val(v)}a[l_] = {self.names.val(v)};")
+        for s in stores:
+            self.store(s)
+        self.w.close()
 
     def _reload(self, vals: list[Val], stores: list[Store], also: list[Val]) -> None:
         """Bring outer values of other sections, those in ``also`` among them, into a loop over the tile."""
@@ -731,7 +755,7 @@ class _Kernel:
 
     def _kept(self, a: Val) -> bool:
         """Is an outer value in an array over the tile? Elements of buffers, and what leads to them, are read again."""
-        return a.op == "reduce" or a.id in self.arrays
+        return a.id in self.arrays
 
     def _lane_loop(self) -> None:
         self.w.line(self.simd())

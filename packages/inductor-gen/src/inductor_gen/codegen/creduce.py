@@ -14,6 +14,8 @@ from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from inductor_gen.codegen.c import _Kernel
     from prims.spec.expr import Expr
 
@@ -56,6 +58,7 @@ class Stage:
         last = kernel._extent(loops[-1:])
         limit = CHAIN if self.tiled else CHAIN * kernel.lanes
         self.sums = [r for r in self.reduces if self._is_sum(r)]
+        few = all(kernel.body.space[v].is_const for v in loops) and kernel._extent(loops) <= CHAIN
         # A loop with calls is vectorised where the compiler leaves no branch in it. Else a stretch is one chain.
         chooses = any(v.op in _CHOOSING for v in self.vals)
         calls = chooses and any(templates.calls_libm(v.op) or v.dtype == torch.float16 for v in self.vals)
@@ -72,7 +75,7 @@ class Stage:
         self.noted = bool(self.args) and not ordered and last > NOTED and not self.in_order
         if self.noted:
             self.blocked, self.block = True, NOTED
-        self.two_level = (self.blocked or len(loops) > 1) and not self.in_order and not kernel.short
+        self.two_level = (self.blocked or len(loops) > 1) and not few and not self.in_order and not kernel.short
 
     def _is_scalar(self, v: Val) -> bool:
         """Is the innermost loop not, or not surely, vectorised, by what computes a value or where it is?"""
@@ -90,7 +93,7 @@ class Stage:
 
     def _is_sum(self, r: Val) -> bool:
         """Is it collected over short stretches first, and over these in double?"""
-        return REDUCTIONS[r.attr].stretches(r.dtype)
+        return REDUCTIONS[r.attr].stretches(r.dtype) and r.id not in self.k.exact
 
     # ---- names and types --------------------------------------------------------------------------------
 
@@ -113,36 +116,43 @@ class Stage:
 
     # ---- accumulators -----------------------------------------------------------------------------------
 
-    def declare(self, ctype: str, name: str, value: str) -> None:
+    def declare(self, accumulators: Sequence[tuple[str, str, str]]) -> None:
+        """Accumulators by type, name and what they begin with."""
         if self.tiled:
-            self.w.line(f"{ctype} {name}[{TILE}];")
-            self.fill(name, value)
-        else:
+            for ctype, name, _ in accumulators:
+                self.w.line(f"{ctype} {name}[{TILE}];")
+            count = str(TILE) if self.k.split_inner else "m_"
+            self.for_each_lane([f"{name}[l_] = {value};" for _, name, value in accumulators], count)
+            return
+        for ctype, name, value in accumulators:
             self.w.line(f"{ctype} {name} = {value};")
 
-    def fill(self, name: str, value: str) -> None:
-        if self.tiled:
-            count = TILE if self.k.split_inner else "m_"
-            self.w.line(f"for (int64_t l_ = 0; l_ < {count}; l_++) {name}[l_] = {value};")
-        else:
-            self.w.line(f"{name} = {value};")
+    def for_each_lane(self, statements: Sequence[str], count: str = "m_") -> None:
+        """Statements, for so many lanes of a tile in one loop: compilers make vectors of it once."""
+        if self.tiled and statements:
+            self.w.open(f"for (int64_t l_ = 0; l_ < {count}; l_++)")
+        for statement in statements:
+            self.w.line(statement)
+        if self.tiled and statements:
+            self.w.close()
 
     def begin(self) -> None:
+        made, again = [], []
         for r in self.reduces:
             n = self.name(r)
             if REDUCTIONS[r.attr].place:
-                self.declare("int64_t", n + "s", "-1")
-                self.declare(self.operand_type(r), n + "b", "0")
+                made += [("int64_t", n + "s", "-1"), (self.operand_type(r), n + "b", "0")]
                 continue
-            self.declare(self.total_type(r), n + "s", self.start(r))
+            made.append((self.total_type(r), n + "s", self.start(r)))
             if self._has_nan(r):
-                self.declare("int", n + "n", "0")
+                made.append(("int", n + "n", "0"))
         for s in self.scans:
-            name = self.name(s) + "s"
             if s.stage < self.stage:  # an earlier section ran it to its end
-                self.fill(name, self.start(s))
+                again.append(f"{self.at(self.name(s) + 's')} = {self.start(s)};")
             else:
-                self.declare(self.total_type(s), name, self.start(s))
+                made.append((self.total_type(s), self.name(s) + "s", self.start(s)))
+        self.declare(made)
+        self.for_each_lane(again)
 
     def _has_nan(self, r: Val) -> bool:
         """Is it noted apart whether there was a NaN?"""
@@ -214,32 +224,26 @@ class Stage:
         self.w.line(f"{at} = {n}t ? {place} : {at};")
 
     def open_stretch(self) -> None:
-        for r in self.sums:
-            self.declare("double" if self.one_chain else self.k.names.type_of(r), self.name(r) + "c", self.start(r))
+        ctype = lambda r: "double" if self.one_chain else self.k.names.type_of(r)
+        self.declare([(ctype(r), self.name(r) + "c", self.start(r)) for r in self.sums])
 
     def close_stretch(self) -> None:
-        for r in self.sums:
-            lanes = "for (int64_t l_ = 0; l_ < m_; l_++) " if self.tiled else ""
-            n, take = self.name(r), REDUCTIONS[r.attr].c
-            self.w.line(lanes + take.format(self.at(f"{n}s"), self.at(f"{n}c")))
+        names = [(REDUCTIONS[r.attr], self.name(r)) for r in self.sums]
+        self.for_each_lane([row.c.format(self.at(f"{n}s"), self.at(f"{n}c")) for row, n in names])
 
-    def finish(self) -> None:
+    def results(self) -> list[tuple[Val, str, str]]:
+        """The reductions with the accumulators that have their results, and these results as expressions."""
+        found = []
         for r in self.reduces:
-            n = self.name(r)
-            ctype = self.k.names.type_of(r)
-            row = REDUCTIONS[r.attr]
+            n, row = self.name(r), REDUCTIONS[r.attr]
             extreme = row.notes_nan(r.args[0].dtype) and not row.place
             zero = " + 0" if extreme and self.k.in_order else ""  # of 0 and -0, either may have come first
-            value = f"({ctype}){self.at(n + 's')}{zero}"
+            value = f"({self.k.names.type_of(r)}){self.at(n + 's')}{zero}"
             if extreme and self._has_nan(r):
-                value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}{zero}"
-            if self.tiled and value == f"({self.total_type(r)}){n}s[l_]":
-                self.w.line(f"const {ctype}* const {n}a = {n}s;")
-            elif self.tiled:
-                self.w.line(f"{ctype} {n}a[{TILE}];")
-                self.w.line(f"for (int64_t l_ = 0; l_ < m_; l_++) {n}a[l_] = {value};")
-            else:
-                self.w.line(f"const {ctype} {n} = {value};")
+                value = f"{self.at(n + 'n')} ? ({self.k.names.type_of(r)})NAN : {self.at(n + 's')}{zero}"
+            same = value == f"({self.total_type(r)}){self.at(n + 's')}"
+            found.append((r, n + "s" if same else "", value))
+        return found
 
     # ---- loops ------------------------------------------------------------------------------------------
 
@@ -255,7 +259,8 @@ class Stage:
                 groups.setdefault("|", []).append(n + "n" + suffix)
         return [f"reduction({op}:{','.join(items)})" for op, items in groups.items()]
 
-    def emit(self) -> None:
+    def emit(self) -> list[tuple[Val, str, str]]:
+        """The stage's loops; what is left is to take the ``results``."""
         self.begin()
         self.done: set[int] = set()
         around, extent = self.loops[:-1], self.k.names.extent(self.loops[-1])
@@ -274,7 +279,7 @@ class Stage:
         if self.two_level:
             self.close_stretch()
         self.w.close(len(around) + self.blocked)
-        self.finish()
+        return self.results()
 
     def place(self, bound: list) -> None:
         """Values that do not depend on loops further in."""

@@ -17,7 +17,7 @@ from inductor_gen.loops.index import coefficient, range_atoms, substitute
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["Body", "Store", "Val", "linear", "meets_itself", "rounds_apart", "split_request"]
+__all__ = ["Body", "Store", "Val", "linear", "meets_itself", "narrowed", "rounds_apart", "split_request"]
 
 
 class Val:
@@ -281,6 +281,26 @@ def _rounds_by_stage(body: Body) -> bool:
 
 def _is_sum(v: Val) -> bool:
     return v.op in ("add", "sub", "neg") and v.dtype.is_floating_point
+
+
+def narrowed(body: Body) -> set[int]:
+    """The sums in double, by number, of converted floats, of which nothing is kept but what is scaled and converted
+    back: a mean.
+
+    Added one after the other, they lose less of any number of terms than the conversion does: no sum is in parts.
+    """
+    seen = {s.value.id for s in body.stores}  # the double itself, or what may cancel
+    found = set()
+    for v in reversed(body.vals):
+        if v.op == "convert" and v.dtype.is_floating_point and v.dtype.itemsize < 8:
+            continue
+        if v.id in seen or v.dtype != torch.float64 or v.op not in ("mul", "div", "neg", "reduce"):
+            seen.update(a.id for a in body.inputs_of(v))
+        elif v.op == "reduce" and v.attr == "sum" and v.args[0].op == "convert":
+            source = v.args[0].args[0].dtype
+            if source.is_floating_point and source.itemsize < 8:
+                found.add(v.id)
+    return found
 
 
 def split_request(indices: list[Expr], space: Mapping[Expr, Expr]) -> tuple[Expr, Expr] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from inductor_gen.kernel.body import Body, linear
@@ -17,6 +18,10 @@ STRIP = 4
 """Steps up to which a loop on a CPU is unrolled inside the lane rather than vectorised."""
 
 _LINE = 64  # bytes of a cache's line
+
+#: What lanes along a reduction's short row are worth, of as many that fill vectors. From a sweep over 66 shapes: along
+#: rows of 4 they take 0.97 of the time that lanes across them do in the mean, along 5 to 7 1.3 times.
+_FILLED = {5: 0.2, 6: 0.2, 7: 0.2}
 
 
 class Nest:
@@ -67,6 +72,7 @@ def _choose_lane(body: Body, hint: Hint) -> Expr | None:
     if on_cpu:
         # A row of weights stays in the cache whichever way it is walked.
         accesses = [(at, weight * max(_traffic(body, at, hint), 1 / 64), size) for at, weight, size in accesses]
+    short = math.prod(hint(body.space[v]) for v in body.inner) <= STRIP
     for v in [*body.outer, *body.inner]:
         score = 0.0
         extent = hint(body.space[v])
@@ -76,7 +82,9 @@ def _choose_lane(body: Body, hint: Hint) -> Expr | None:
                 score += weight
             elif stride is not ZERO:
                 score += weight * _sharing(stride, bytes_, hint) if on_cpu else -weight
-        if extent < 8:
+        if on_cpu and v in body.inner and extent >= STRIP and not short:
+            score *= _FILLED.get(extent, 1.0) if score > 0 else 1.0
+        elif extent < 8:
             score -= 8.0 if on_cpu and extent <= STRIP else 2.0
         score += min(extent, 64) / 1000.0
         if score >= best_score:
@@ -128,13 +136,14 @@ def _can_merge(body: Body, first: Expr, second: Expr) -> bool:
 def arrange(body: Body, hint: Hint, in_order: bool = False) -> Nest:
     """Order and collapse the loops of a body, in place; ``in_order``: what is added up is so in the program's order,
     whatever the sizes and layouts."""
-    lane = _choose_lane(body, hint)
     scans = any(v.op == "scan" for v in body.vals)
     outer, inner = list(body.outer), list(body.inner)
     if not in_order or all(s.mode == "set" for s in body.stores):
         outer.sort(key=lambda v: -_rank(body, v, hint))
     if not in_order and not scans:
         inner.sort(key=lambda v: -_rank(body, v, hint))
+    outer, inner = collapse(body, outer), collapse(body, inner)  # a lane is as long as what it is walked with
+    lane = _choose_lane(body, hint)
     if in_order and lane in inner:
         lane = inner[-1]
     for group in (outer, inner):

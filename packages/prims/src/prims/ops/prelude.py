@@ -250,7 +250,48 @@ static inline {_ctype} q_fma{_bits}({_ctype} x, {_ctype} y, {_ctype} z) {{
 #endif
 }}""")
 
-# ---- 16-bit floats: round a float to the nearest one (ties to even), as a float -------------------------
+# ---- exponentials -----------------------------------------------------------------------------------------
+
+# Powers of two times polynomials of what is left, whose coefficients are minimax fits (Remez) of relative error 3e-9,
+# made for this file: 0.99 and 0.86 units in the last place of any float32 (libmvec: 1.6), infinite and subnormal
+# results among them. Nothing but arithmetic: masks of -1e9 and numbers whose sigmoid is 0 or 1 take no longer than
+# others, where libmvec goes one by one. Adding 1.5 * 2 ** 23 rounds to a whole number and leaves it in the low bits;
+# the power is taken in two factors, for it may be no normal number.
+_POWER = """
+  p += 1.0f;
+  const uint32_t n = (uint32_t)t.i - 0x4b400000u;
+  const int32_t half = (int32_t)n >> 1;
+  a.i = (half + 127) * (1 << 23);
+  b.i = (int32_t)(n - (uint32_t)half + 127u) * (1 << 23);
+  return p * a.f * b.f;"""
+_c("q_expf", f"""
+static inline float q_expf(float x) {{
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  union {{ float f; int32_t i; }} t = {{ .f = q_fma32(x, 1.44269504f, 12582912.0f) }}, a, b;
+  const float whole = t.f - 12582912.0f;
+  const float r = q_fma32(whole, 2.12194440e-4f, q_fma32(whole, -0.693359375f, x));
+  float p = 0.00138143207f;
+  p = q_fma32(p, r, 0.00836885107f); p = q_fma32(p, r, 0.0416684011f);
+  p = q_fma32(p, r, 0.166665195f); p = q_fma32(p, r, 0.499999934f);
+  p = q_fma32(r * r, p, r);{_POWER}
+}}""")
+_c("q_exp2f", f"""
+static inline float q_exp2f(float x) {{
+  x = x < -150.0f ? -150.0f : x;
+  x = x > 128.0f ? 128.0f : x;
+  union {{ float f; int32_t i; }} t = {{ .f = x + 12582912.0f }}, a, b;
+  const float r = x - (t.f - 12582912.0f);
+  float p = 0.000153531539f;
+  p = q_fma32(p, r, 0.00133991325f); p = q_fma32(p, r, 0.00961843985f);
+  p = q_fma32(p, r, 0.0555033185f); p = q_fma32(p, r, 0.240226479f);
+  p = q_fma32(p, r, 2.065e-8f);
+  p = q_fma32(r, 0.693147182f, r * p);{_POWER}
+}}""")
+for _name in ("exp", "exp2"):
+    _c(f"q_{_name}", f"static inline double q_{_name}(double x) {{ return {_name}(x); }}")
+
+# ---- the error function ------------------------------------------------------------------------------------
 
 # erf(x) = x P(x^2) / Q(x^2) on |x| < 3.8, beyond which it is 1 to 8e-8. The coefficients are a weighted least
 # squares (Lawson) fit of relative error 2e-8, made for this file; at most 6 ulp and 3.4e-7 in float arithmetic.

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -229,8 +230,7 @@ def _build(
 
 
 def _shares(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
-    """The units dealt to ``workers`` translation units of about equal work, or to more where they are many; the longest
-    first."""
+    """The units dealt to ``workers`` translation units of about equal work, or to more where they are many."""
     count = max(workers, -(-len(units) // _TOGETHER), 1)
     shares: list[list[Unit]] = [[] for _ in range(min(count, len(units)))]
     work = [0] * len(shares)
@@ -238,7 +238,15 @@ def _shares(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
         at = work.index(min(work))
         shares[at].append(unit)
         work[at] += _work(unit)
-    return [share for _, share in sorted(zip(work, shares, strict=True), key=lambda dealt: -dealt[0])]
+    return shares
+
+
+def _dealt(groups: Mapping[tuple[str, ...], list[Unit]], workers: int) -> list[tuple[tuple[str, ...], list[Unit]]]:
+    """Translation units with their flags, the longest first, none of much more work than a worker's part of it all."""
+    work = {flags: sum(map(_work, units)) for flags, units in groups.items()}
+    counts = {flags: math.ceil(workers * some / sum(work.values()) - 0.2) for flags, some in work.items()}
+    dealt = [(flags, share) for flags, units in groups.items() for share in _shares(units, counts[flags])]
+    return sorted(dealt, key=lambda unit: -sum(map(_work, unit[1])))
 
 
 def _work(unit: Unit) -> int:
@@ -293,14 +301,13 @@ def _compile(
     for unit in missing.values():
         groups.setdefault(compiler.flags_of(unit.text), []).append(unit)
     workers = options.compile_workers or len(os.sched_getaffinity(0))
-    dealt = {flags: _shares(units, round(workers * len(units) / len(missing))) for flags, units in groups.items()}
-    shares = [(flags, share) for flags, each in dealt.items() for share in each]
-    at_once, seconds = max(workers, len(dealt)), options.compile_timeout or None
+    shares = _dealt(groups, workers)
+    seconds = options.compile_timeout or None
     waiting = list(enumerate(shares))[::-1]
     jobs: dict[int, subprocess.Popen[str]] = {}
 
     def begin() -> None:
-        while waiting and len(jobs) < at_once:
+        while waiting and len(jobs) < workers:
             n, (flags, share) = waiting.pop()
             jobs[n] = _build(share, compiler, flags, not options.batch_invariant, folder, n)
 

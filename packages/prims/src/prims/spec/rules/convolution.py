@@ -43,16 +43,33 @@ def conv_shape(
 ) -> tuple[Size, ...]:
     """The shape of a convolution of a batch; ``weight`` is ``[out, in / groups, *kernel]``, or ``[in, out / groups,
     *kernel]`` when transposed.
+
+    Raises:
+        RuntimeError: the kernel is larger than what it goes over, or nothing is left of it, also where nothing takes
+            the result, as in eager.
     """
     n = weight.ndim - 2
     stride, padding, dilation, extra = (_listed(v, n) for v in (stride, padding, dilation, extra))
+    for what, values, least in (("padding", padding, 0), ("stride", stride, 1), ("dilation", dilation, 1)):
+        if any(type(v) is int and v < least for v in values):
+            raise RuntimeError(f"a convolution takes no {what} of {list(values)}")
     spatial: list[Size] = []
     for i in range(n):
         size, kernel = x.shape[2 + i], dilation[i] * (weight.shape[2 + i] - 1) + 1
         if transposed:
             spatial.append((size - 1) * stride[i] - 2 * padding[i] + kernel + extra[i])
-        else:
-            spatial.append((size + 2 * padding[i] - kernel) // stride[i] + 1)
+            if layout.is_surely_less(spatial[-1], 1):
+                raise RuntimeError(
+                    f"Output size is too small: a transposed convolution of {list(x.shape)} gives {spatial[-1]} in "
+                    f"dimension {2 + i}"
+                )
+            continue
+        if layout.is_surely_less(size + 2 * padding[i], kernel):
+            raise RuntimeError(
+                f"Kernel size can't be greater than actual input size: in dimension {2 + i} of {list(x.shape)}, with a "
+                f"padding of {padding[i]} on both sides, a kernel takes {kernel}"
+            )
+        spatial.append((size + 2 * padding[i] - kernel) // stride[i] + 1)
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     return (x.shape[0], channels, *spatial)
 
@@ -166,7 +183,7 @@ def _pool_shape(
         pooled(x.shape[x.ndim - n + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)
     )
     shape = (*x.shape[: x.ndim - n], *spatial)
-    if any(type(s) is int and s < 1 for s in shape[x.ndim - n :]):
+    if any(layout.is_surely_less(s, 1) for s in shape[x.ndim - n :]):
         raise RuntimeError(
             f"Given input size: {list(x.shape)}. Calculated output size: {list(shape)}. Output size is too small"
         )
@@ -232,14 +249,22 @@ def max_pool1d(
     return TensorSpec(_pool_shape(x, 1, kernel, stride, padding, dilation, ceil_mode), x.dtype, x.device)
 
 
+def _check_some(x: TensorSpec, n: int) -> None:
+    """There is an average of nothing in no dimension but the first."""
+    if any(layout.is_surely_less(size, 1) for size in x.shape[x.ndim - n :]):
+        raise RuntimeError(f"adaptive pooling of {list(x.shape)}, which has no elements in its last {n} dimensions")
+
+
 @meta_rule("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: TensorSpec, output_size: Any) -> TensorSpec:
+    _check_some(x, 2)
     shape = (*x.shape[:-2], *_listed(output_size, 2))
     return _formatted(shape, x, _batched_last(x, 2))
 
 
 @meta_rule("aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool3d.default")
 def adaptive_avg_pool3d(x: TensorSpec, output_size: Any) -> TensorSpec:
+    _check_some(x, 3)
     return TensorSpec((*x.shape[:-3], *_listed(output_size, 3)), x.dtype, x.device)
 
 

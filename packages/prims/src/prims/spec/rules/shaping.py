@@ -78,6 +78,10 @@ def constant_pad_nd(x: TensorSpec, pad: Sequence[Size], value: Any = 0) -> Tenso
     for i in range(len(pad) // 2):
         d = x.ndim - 1 - i
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
+        if layout.is_surely_less(shape[d], 0):
+            raise RuntimeError(
+                f"padding of {pad[2 * i]} and {pad[2 * i + 1]} takes more of dimension {d} than {list(x.shape)} has"
+            )
     new = tuple(shape)
     if all(type(p) is int and p <= 0 for p in pad):
         # Nothing to fill: the narrowed input is cloned.

@@ -46,14 +46,14 @@ unary("rsqrt", "1 / sqrt(x)", FLOATS, torch.rsqrt, lambda x: np.asarray(1, x.dty
 unary("exp", "e ** x", FLOATS, torch.exp, "exp", c="q_exp{f}({0})", triton="libdevice.exp({0})")
 unary("exp2", "2 ** x", FLOATS, torch.exp2, "exp2", c="q_exp2{f}({0})", triton="libdevice.exp2({0})")
 unary("expm1", "e ** x - 1, accurate near 0", FLOATS, torch.expm1, "expm1",
-      c="expm1{f}({0})", triton="libdevice.expm1({0})")  # fmt: skip
-unary("log", "natural logarithm", FLOATS, torch.log, "log", c="log{f}({0})", triton="libdevice.log({0})",
+      c="q_expm1{f}({0})", triton="libdevice.expm1({0})")  # fmt: skip
+unary("log", "natural logarithm", FLOATS, torch.log, "log", c="q_log{f}({0})", triton="libdevice.log({0})",
       domain=(0.01, 9.0))  # fmt: skip
 unary("log2", "logarithm to base 2", FLOATS, torch.log2, "log2", c="log2{f}({0})", triton="libdevice.log2({0})",
       domain=(0.01, 9.0))  # fmt: skip
 unary("log10", "logarithm to base 10", FLOATS, torch.log10, "log10", c="log10{f}({0})",
       triton="libdevice.log10({0})", domain=(0.01, 9.0))  # fmt: skip
-unary("log1p", "log(1 + x), accurate near 0", FLOATS, torch.log1p, "log1p", c="log1p{f}({0})",
+unary("log1p", "log(1 + x), accurate near 0", FLOATS, torch.log1p, "log1p", c="q_log1p{f}({0})",
       triton="libdevice.log1p({0})", domain=(-0.9, 9.0))  # fmt: skip
 unary("sin", "sine", FLOATS, torch.sin, "sin", c="sin{f}({0})", triton="libdevice.sin({0})")
 unary("cos", "cosine", FLOATS, torch.cos, "cos", c="cos{f}({0})", triton="libdevice.cos({0})")

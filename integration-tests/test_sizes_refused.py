@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 import compile_api
 
-ROW, SQUARE = torch.randn(3, 2, 5), torch.randn(3, 2, 5, 5)
-TURNED = torch.randn(2, 3, 3, 3)
+ROW, SQUARE, TURNED = torch.ones(3, 2, 5), torch.ones(3, 2, 5, 5), torch.ones(2, 3, 3, 3)
 
 
 def row(n):
@@ -76,13 +75,12 @@ PROGRAMS = {
 
 
 def answer(fn, x):
-    """Sizes and sums of what is returned, or the type of what is raised."""
+    """What is returned, or the type of what is raised."""
     try:
         got = fn(x)
     except Exception as error:  # whatever eager raises
         return type(error)
-    several = got if isinstance(got, tuple | list) else [got]
-    return [(tuple(t.shape), round(t.double().nan_to_num().sum().item(), 3)) for t in several]
+    return list(got) if isinstance(got, tuple | list) else [got]
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "unused"])
@@ -95,7 +93,10 @@ def test_sizes_that_eager_refuses_are_refused(name, taken):
     ran = False
     for size in (8, 9, 6, 3, 4, 1, 2, 0):
         x = make(size)
-        expected = answer(fn, x)
-        assert answer(compiled, x) == expected, size
+        expected, got = answer(fn, x), answer(compiled, x)
         ran |= isinstance(expected, list)
+        if isinstance(expected, list) and isinstance(got, list):
+            torch.testing.assert_close(got, expected, equal_nan=True)
+        else:
+            assert got is expected, size
     assert any(g.nodes for g in compiled.report().graphs) or not ran

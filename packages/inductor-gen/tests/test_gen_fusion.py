@@ -358,3 +358,11 @@ def test_sums_in_double_are_in_parts_only_where_it_is_seen(kept: str) -> None:
 
     case = check(fn, [torch.randn(64, 5000)], tol=1e-6)
     assert ("b_ = 0" in case.compiled.kernels[0].source) == (kept != "a float")
+
+
+def test_sums_in_double_keep_the_programs_order_where_it_is_promised() -> None:
+    program = lambda p, x: p.convert(p.mul(p.sum(p.convert(x, torch.float64), (1,)), 0.5), torch.float32)
+    x = torch.randn(64, 5000)
+    for invariant in (False, True):
+        compiled = inductor_gen.compile_graph(build(program, [x]), options=Options(batch_invariant=invariant))
+        assert ("reduction(" in compiled.kernels[0].source) != invariant

@@ -124,8 +124,8 @@ class _Kernel:
         #: Values that were computed where the text is now, or around it, and so what they were computed from is there.
         self.fresh: set[int] = set()
         self.reduces = [v for v in self.body.vals if v.op in ("reduce", "scan")]
-        #: Sums that double holds as exactly as anything needs them.
-        self.exact = narrowed(self.body) if self.reduces else set[int]()
+        #: Sums that double holds as exactly as anything needs them, in whatever order.
+        self.exact = narrowed(self.body) if self.reduces and not self.in_order else set[int]()
         self.stages = self.body.passes() if self.inner else 0
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
         self.split_inner = self._parallel_inside()

@@ -428,5 +428,4 @@ def prelude(text: str, simd: bool = True) -> str:
     with ``simd``: those round otherwise than the scalar ones that a loop's last elements are computed by."""
     own = "" if simd or not re.search(r"exp|tanh|q_", text) else _ONE_BY_ONE
     head = templates.c_prelude(text, simd=simd and _glibc() >= (2, 35), own=own)
-    exact = "#define q_expf qo_expf\n" if own else ""
-    return head + exact + (_HALF_HELPERS if "qi_" in text else "")
+    return head + (_HALF_HELPERS if "qi_" in text else "")

@@ -44,16 +44,16 @@ unary("rsqrt", "1 / sqrt(x)", FLOATS, torch.rsqrt, lambda x: np.asarray(1, x.dty
 # ---- exponentials, trigonometry, special functions ------------------------------------------------------
 
 unary("exp", "e ** x", FLOATS, torch.exp, "exp", c="q_exp{f}({0})", triton="libdevice.exp({0})")
-unary("exp2", "2 ** x", FLOATS, torch.exp2, "exp2", c="q_exp2{f}({0})", triton="libdevice.exp2({0})")
+unary("exp2", "2 ** x", FLOATS, torch.exp2, "exp2", c="exp2{f}({0})", triton="libdevice.exp2({0})")
 unary("expm1", "e ** x - 1, accurate near 0", FLOATS, torch.expm1, "expm1",
       c="q_expm1{f}({0})", triton="libdevice.expm1({0})")  # fmt: skip
-unary("log", "natural logarithm", FLOATS, torch.log, "log", c="q_log{f}({0})", triton="libdevice.log({0})",
+unary("log", "natural logarithm", FLOATS, torch.log, "log", c="log{f}({0})", triton="libdevice.log({0})",
       domain=(0.01, 9.0))  # fmt: skip
 unary("log2", "logarithm to base 2", FLOATS, torch.log2, "log2", c="log2{f}({0})", triton="libdevice.log2({0})",
       domain=(0.01, 9.0))  # fmt: skip
 unary("log10", "logarithm to base 10", FLOATS, torch.log10, "log10", c="log10{f}({0})",
       triton="libdevice.log10({0})", domain=(0.01, 9.0))  # fmt: skip
-unary("log1p", "log(1 + x), accurate near 0", FLOATS, torch.log1p, "log1p", c="q_log1p{f}({0})",
+unary("log1p", "log(1 + x), accurate near 0", FLOATS, torch.log1p, "log1p", c="log1p{f}({0})",
       triton="libdevice.log1p({0})", domain=(-0.9, 9.0))  # fmt: skip
 unary("sin", "sine", FLOATS, torch.sin, "sin", c="sin{f}({0})", triton="libdevice.sin({0})")
 unary("cos", "cosine", FLOATS, torch.cos, "cos", c="cos{f}({0})", triton="libdevice.cos({0})")
@@ -83,7 +83,7 @@ unary("lgamma", "log |gamma(x)|", FLOATS, torch.lgamma, nm.lgamma, c="q_lgamma{f
 unary("digamma", "derivative of lgamma; -+inf at +-0, NaN at negative integers", FLOATS, torch.digamma, nm.digamma,
       c="(({T})q_digamma({0}))", triton="q_digamma({0}.to(tl.float64)).to({T})", domain=(0.1, 9.0))  # fmt: skip
 unary("sigmoid", "1 / (1 + e ** -x)", FLOATS, torch.sigmoid, lambda x: 1 / (1 + np.exp(-x)),
-      c="(({T})1 / (({T})1 + q_exp{f}(-{0})))", triton="(1.0 / (1.0 + libdevice.exp(-{0})))")  # fmt: skip
+      c="(({T})1 / (({T})1 + exp{f}(-{0})))", triton="(1.0 / (1.0 + libdevice.exp(-{0})))")  # fmt: skip
 
 # ---- tests and bits -------------------------------------------------------------------------------------
 

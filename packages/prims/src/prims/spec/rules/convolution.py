@@ -250,7 +250,7 @@ def max_pool1d(
 
 
 def _check_some(x: TensorSpec, n: int) -> None:
-    """There is an average of nothing in no dimension but the first."""
+    """Raise RuntimeError where one of the last ``n`` dimensions is empty: there is no average of nothing."""
     if any(layout.is_surely_less(size, 1) for size in x.shape[x.ndim - n :]):
         raise RuntimeError(f"adaptive pooling of {list(x.shape)}, which has no elements in its last {n} dimensions")
 

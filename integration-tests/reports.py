@@ -13,7 +13,7 @@ LIBRARY_CALLS = {
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.max_pool2d_with_indices",
     "aten._scaled_dot_product_flash_attention_for_cpu", "aten.convolution_backward",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward", "aten.max_pool2d_with_indices_backward",
-    "library.linear",
+    "library.linear", "aten.cat",
 }  # fmt: skip
 
 #: The same for a GPU graph; ``_addmm_activation`` is a product whose library kernel ends with its activation.

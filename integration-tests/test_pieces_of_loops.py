@@ -128,3 +128,16 @@ def test_lanes_go_where_memory_is_near(strides: str) -> None:
     (kernel,) = compiled.report().kernels
     across = "l_++" in kernel.source  # the lanes are results, not what is added up
     assert across == (strides == "turned"), kernel.source
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (1, 1, 3, 2), (2, 1, 1, 2), (1, 2, 3, 4)])
+def test_loops_that_become_one_in_two_steps(shape: tuple[int, ...]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x += x
+        return x.diagonal(1)[torch.tensor([0])]
+
+    compiled, x = compile_api.compile(program, options={"strict": True}), torch.randn(shape)
+    y = x.clone()
+    close(compiled(x), program(y))
+    close(x, y)
+    assert compiled.report().kernels and not compiled.report().fallbacks

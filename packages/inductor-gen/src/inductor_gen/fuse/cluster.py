@@ -13,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from inductor_gen.fuse.order import Move, Order
-from inductor_gen.loops.graph import Graph, Node, may_refuse, reached
+from inductor_gen.loops.graph import Graph, Node, inner_dims, may_refuse, reached
 from inductor_gen.loops.index import ONE, ZERO, Ranges, flatten, range_atoms, regroup, substitute
 from inductor_gen.loops.views import Branch, Index, pull
 from prims.ir import Fuel
@@ -27,7 +27,6 @@ __all__ = [
     "Fused",
     "Fusion",
     "in_order",
-    "inner_dims",
     "operand_indices",
     "substituted",
 ]
@@ -374,12 +373,6 @@ class Fusion:
         if found is None:
             found = self._regrouped[key] = regroup(index, source, target, self.extents)
         return found
-
-
-def inner_dims(node: Node) -> tuple[int, ...]:
-    """The dimensions of its operand that a reduction drops, or that a scan runs along."""
-    dims = node.args[1]
-    return (dims,) if isinstance(dims, int) else tuple(dims)
 
 
 def home_of(node: Node, operand: Index) -> Index:

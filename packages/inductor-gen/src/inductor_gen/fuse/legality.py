@@ -7,9 +7,9 @@ that both know, one as its maker or both as readers, gives each variable of one 
 
 from __future__ import annotations
 
-from inductor_gen.fuse.cluster import Cluster, Fusion, in_order, inner_dims, substituted
+from inductor_gen.fuse.cluster import Cluster, Fusion, in_order, substituted
 from inductor_gen.fuse.order import Move
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, inner_dims
 from inductor_gen.loops.index import ONE, ZERO, coefficient, lower
 from inductor_gen.loops.views import Index, push
 from prims.records import record

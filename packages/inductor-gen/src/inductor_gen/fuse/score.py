@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from inductor_gen.device.record import Asked, Device
-from inductor_gen.fuse.cluster import Cluster, Fusion, inner_dims
+from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.loops.cost import op_cost
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, inner_dims
 from inductor_gen.loops.index import ONE, ZERO, coefficient
 from inductor_gen.loops.views import Index
 from prims.records import record

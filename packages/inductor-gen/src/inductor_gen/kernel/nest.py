@@ -100,8 +100,11 @@ def _rank(body: Body, v: Expr, hint: Hint) -> int:
     return total
 
 
-def collapse(body: Body, order: list[Expr]) -> list[Expr]:
-    """Merge neighbours that every index walks as one, in place; returns the loops that are left."""
+def collapse(body: Body, order: list[Expr], became: dict[Expr, Expr] | None = None) -> list[Expr]:
+    """Merge neighbours that every index walks as one, in place; returns the loops that are left.
+
+    ``became`` is told which loop each merged one is part of now.
+    """
     at = 0
     while at + 1 < len(order):
         first, second = order[at], order[at + 1]
@@ -114,6 +117,8 @@ def collapse(body: Body, order: list[Expr]) -> list[Expr]:
                 if first in group:
                     group[group.index(first)] = merged
                     group.remove(second)
+            if became is not None:
+                became[first] = became[second] = merged
             order[at : at + 2] = [merged]
             at = max(at - 1, 0)
         else:
@@ -150,10 +155,11 @@ def arrange(body: Body, hint: Hint, in_order: bool = False) -> Nest:
         if lane in group and not (scans and group is inner):
             group.remove(lane)
             group.append(lane)
-    outer, inner = collapse(body, outer), collapse(body, inner)
+    became: dict[Expr, Expr] = {}
+    outer, inner = collapse(body, outer, became), collapse(body, inner, became)
     body.refresh()
-    if lane is not None and lane not in body.space:
-        lane = next(v for v in (*outer, *inner) if lane.name in v.name.split("_"))
+    while lane in became:
+        lane = became[lane]
     if scans and lane in inner:
         lane = inner[-1]
     return Nest(body, outer, inner, lane)

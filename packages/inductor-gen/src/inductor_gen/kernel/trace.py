@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
-from inductor_gen.fuse.cluster import Cluster, Fusion, inner_dims
+from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.layout.record import Layout
-from inductor_gen.loops.graph import Node, is_whole_division
+from inductor_gen.loops.graph import Node, inner_dims, is_whole_division
 from inductor_gen.loops.index import ONE, ZERO, flatten, lower, nonneg, size, upper
 from inductor_gen.loops.views import Index
 from prims.dtypes import HALVES
@@ -30,6 +31,12 @@ _NEVER_ROUNDED = frozenset(
 
 _COMPARISONS = frozenset("eq ne lt le gt ge".split())
 
+#: What is asked of whole numbers and of answers, where they are known.
+_ANSWERS: dict[str, Callable[..., bool]] = {
+    **{name: getattr(operator, name) for name in _COMPARISONS},
+    "logical_and": lambda a, b: a and b, "logical_or": lambda a, b: a or b, "logical_not": operator.not_,
+}  # fmt: skip
+
 #: What jumps from one number to another where its operand hardly differs.
 _JUMPS = frozenset("isinf sign floor ceil trunc round fmod remainder".split())
 
@@ -48,6 +55,7 @@ class _Tracer:
         self.on_cpu = all(node.device is None or node.device.type == "cpu" for node in cluster.nodes)
         self.interned: dict[Any, Val] = {}
         self.memo: dict[Any, Val] = {}
+        self.first: dict[tuple[int, Index], tuple[Expr, ...]] = {}  # the conditions that a value was first asked under
 
     # ---- values -----------------------------------------------------------------------------------------
 
@@ -100,12 +108,22 @@ class _Tracer:
         return None
 
     def value(self, node: Node, index: Index, where: tuple[Expr, ...] = ()) -> Val:
-        """The value of a node at an index, meant only where the conditions hold."""
+        """The value of a node at an index, meant only where the conditions hold.
+
+        One that is asked for under other conditions too is computed under none, where there is such an element: parts
+        that are made of one another would be computed once for each way to them.
+        """
+        if where and self.first.setdefault((node.id, index), where) != where and self._exists(node, index):
+            where = ()
         key = (node.id, index, where)
         found = self.memo.get(key)
         if found is None:
             found = self.memo[key] = self._value(node, index, where)
         return found
+
+    def _exists(self, node: Node, index: Index) -> bool:
+        inside = (e for i, extent in zip(index, node.shape, strict=True) for e in (i, ex.sub(ex.sub(extent, ONE), i)))
+        return all(self.decided(e) for e in inside)
 
     def _value(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         cluster = self.cluster
@@ -173,7 +191,7 @@ class _Tracer:
         _, start, step, dtype, _ = node.args
         if all(isinstance(x, int) or hasattr(x, "expr") for x in (start, step)) and not dtype.is_floating_point:
             at = ex.add(size(start), ex.mul(size(step), index[0]))
-            v = self.val("index", (), torch.int64, None, at)
+            v = self.const(at.value, torch.int64) if at.is_const else self.val("index", (), torch.int64, None, at)
             return v if dtype == torch.int64 else self.val("convert", (v,), dtype)
         # floats: computed in float64, rounded once
         i = self.val("convert", (self.val("index", (), torch.int64, None, index[0]),), torch.float64)
@@ -210,6 +228,11 @@ class _Tracer:
                 return self.value(node.args[0], index, where)
             case "random_uniform" | "random_normal" | "random_bits":
                 return self._random(node, index)
+        if node.op == "where" and isinstance(node.args[0], Node):
+            test = self.value(node.args[0], index, where)
+            if test.op == "const":  # a part of what was written in parts
+                taken = node.args[1 if test.attr else 2]
+                return self.value(taken, index, where) if isinstance(taken, Node) else self.const(taken, node.dtype)
         compared = node.args[1:] if node.op == "where" else node.args
         operand = next((a.dtype for a in compared if isinstance(a, Node)), node.dtype)
         args = tuple(self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args)
@@ -218,7 +241,8 @@ class _Tracer:
             args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
         if operand in HALVES and _tells_roundings(node.op, args):
             args = tuple(map(self._rounded, args))
-        found = self.val(node.op, args, node.dtype)
+        known = _known(node.op, args)
+        found = self.val(node.op, args, node.dtype) if known is None else self.const(known, torch.bool)
         if found.number is None:
             found.number = node
         return found
@@ -316,6 +340,13 @@ def _tells_roundings(op: str, args: tuple[Val, ...]) -> bool:
         return op in _JUMPS
     numbers = [float(a.attr) for a in args if a.op == "const"]
     return not numbers or op in ("eq", "ne") or any(not abs(n) < torch.finfo(args[0].dtype).max for n in numbers)
+
+
+def _known(op: str, args: tuple[Val, ...]) -> bool | None:
+    """The answer to a comparison of whole numbers, or to what is asked of answers, if it is known here."""
+    if op not in _ANSWERS or not all(a.op == "const" and a.dtype in (torch.int64, torch.bool) for a in args):
+        return None
+    return bool(_ANSWERS[op](*(a.attr for a in args)))
 
 
 _ANY = 1 << 62

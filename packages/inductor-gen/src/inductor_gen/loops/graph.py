@@ -23,8 +23,8 @@ from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = [
-    "Graph", "Node", "build_graph", "runs_once", "instances", "is_training", "is_whole_division", "kind_of",
-    "may_refuse", "overload_name", "reached",
+    "Graph", "Node", "build_graph", "inner_dims", "instances", "is_training", "is_whole_division", "kind_of",
+    "may_refuse", "overload_name", "reached", "runs_once",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -286,6 +286,12 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) ->
     graph.nodes.append(made)
     made.link()
     return made
+
+
+def inner_dims(node: Node) -> tuple[int, ...]:
+    """The dimensions of its operand that a reduction drops, or that a scan runs along."""
+    dims = node.args[1]
+    return (dims,) if isinstance(dims, int) else tuple(dims)
 
 
 def runs_once(node: Node | torch.fx.Node) -> bool:

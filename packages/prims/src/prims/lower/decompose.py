@@ -27,6 +27,7 @@ from prims.lower.rebuild import Rebuild
 from prims.lower.regions import UPDATES, write_region, written_regions
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
+from prims.lower.writes import Writes
 from prims.ops import PrimOp
 from prims.spec import TensorSpec
 from prims.stance import raises_defects
@@ -69,6 +70,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
 
     regions = written_regions(env) if UPDATES in context.claims else {}
     once = Once(p, context.claims)
+    writes = Writes(p, build.values)
 
     def emit(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = node.target
@@ -76,6 +78,9 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return args[0][args[1]]
         if isinstance(target, PrimOp):
             return getattr(p, target.name)(*args, **kwargs)
+        written = None if node in regions else writes.emit(node)
+        if written is not None:
+            return written
         call = None if node in regions else once.call(node, args, kwargs)
         if call is not None and (known := _again(once, call, target, args)) is not MISSING:
             return known

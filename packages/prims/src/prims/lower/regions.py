@@ -7,6 +7,7 @@ written: the scatters become one ``index_put`` into the input, with the part's p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +18,14 @@ from prims.decomp.views import permuted, slice_bounds, unsqueeze
 from prims.ir.envelope import Envelope
 from prims.records import record
 
-__all__ = ["UPDATES", "Region", "write_region", "written_regions"]
+__all__ = ["SCATTERS", "UPDATES", "VIEWS", "Region", "slice_of", "write_region", "written_regions"]
 
 UPDATES = "updates"
 """A backend claims this where it writes the inputs of this graph in place."""
 
 _aten = torch.ops.aten
-_SCATTERS = {_aten.slice_scatter.default: _aten.slice.Tensor, _aten.select_scatter.default: _aten.select.int}
-_VIEWS = frozenset(_SCATTERS.values())
+SCATTERS = {_aten.slice_scatter.default: _aten.slice.Tensor, _aten.select_scatter.default: _aten.select.int}
+VIEWS = frozenset(SCATTERS.values())
 
 #: Operators that take no more of their first operand than its metadata.
 _OVER = frozenset({
@@ -76,7 +77,7 @@ def written_regions(env: Envelope) -> dict[torch.fx.Node, Region]:
 
 def _region(node: torch.fx.Node) -> Region | None:
     """The part that a scatter, with the scatters in its source, writes."""
-    if node.target not in _SCATTERS or not isinstance(node.args[0], torch.fx.Node):
+    if node.target not in SCATTERS or not isinstance(node.args[0], torch.fx.Node):
         return None
     view: torch.fx.Node = node.args[0]
     kept: list[tuple[int, Any, Any]] = [(d, 0, 1) for d in range(view.meta["spec"].ndim)]
@@ -93,20 +94,20 @@ def _region(node: torch.fx.Node) -> Region | None:
             fixed.append((base, first + (at + shape[dim] if at < 0 else at) * step))  # type: ignore[operator]
             del kept[dim]
         else:
-            start, end, by = _slice_of(node)
+            start, end, by = slice_of(node.args[2:])
             low, _ = slice_bounds(shape[dim], start, end)
             kept[dim] = (base, first + low * step, step * by)
-        inner = source.args[0] if source.target in _SCATTERS else None
-        same = isinstance(inner, torch.fx.Node) and inner.target is _SCATTERS[node.target]  # type: ignore[index]
+        inner = source.args[0] if source.target in SCATTERS else None
+        same = isinstance(inner, torch.fx.Node) and inner.target is SCATTERS[node.target]  # type: ignore[index]
         if not same or (inner.args[0], *inner.args[1:]) != (view, *node.args[2:]):  # type: ignore[union-attr]
             return Region(tuple(kept), tuple(sorted(fixed, key=lambda pair: pair[0])), source)
         node, view = source, inner  # type: ignore[assignment]
 
 
-def _slice_of(scatter: torch.fx.Node) -> tuple[Any, Any, Any]:
-    """The start, end and step of a ``slice_scatter``."""
-    given: list[Any] = [*scatter.args[3:], None, None]
-    return given[0], given[1], scatter.args[5] if len(scatter.args) > 5 else 1
+def slice_of(given: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """The start, end and step of a slice, given the dimension and as many of them as there are."""
+    told: list[Any] = [*given[1:], None, None]
+    return told[0], told[1], given[3] if len(given) > 3 else 1
 
 
 def _only_written(value: torch.fx.Node, scatter: torch.fx.Node) -> bool:
@@ -115,13 +116,13 @@ def _only_written(value: torch.fx.Node, scatter: torch.fx.Node) -> bool:
     while todo:
         x = todo.pop()
         for user in x.users:
-            if user is scatter or (user.target in _SCATTERS and user.args[0] is x and user.args[1] is not x):
+            if user is scatter or (user.target in SCATTERS and user.args[0] is x and user.args[1] is not x):
                 continue
-            if user.target in _VIEWS:
+            if user.target in VIEWS:
                 todo.append(user)
             elif user.target not in _OVER or x in user.args[1:]:
                 return False
-    inner = [user for user in value.users if user.target in _SCATTERS and user is not scatter]
+    inner = [user for user in value.users if user.target in SCATTERS and user is not scatter]
     return not inner and scatter.args[1] is not value
 
 

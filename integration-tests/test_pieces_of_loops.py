@@ -130,14 +130,15 @@ def test_lanes_go_where_memory_is_near(strides: str) -> None:
     assert across == (strides == "turned"), kernel.source
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (1, 1, 3, 2), (2, 1, 1, 2), (1, 2, 3, 4)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (1, 1, 3, 2), (2, 1, 1, 2), (2, 2, 3, 4)])
 def test_loops_that_become_one_in_two_steps(shape: tuple[int, ...]) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
+    def program(x: torch.Tensor) -> None:
         x += x
-        return x.diagonal(1)[torch.tensor([0])]
+        x.diagonal(1)[torch.tensor([0, 1])]
 
     compiled, x = compile_api.compile(program, options={"strict": True}), torch.randn(shape)
     y = x.clone()
-    close(compiled(x), program(y))
+    compiled(x)
+    program(y)
     close(x, y)
     assert compiled.report().kernels and not compiled.report().fallbacks

@@ -159,6 +159,23 @@ def test_reductions_and_scans_over_one_element():
     assert ops(lambda call, x: call(aten.cumprod.default, x, 1), x) == []
 
 
+def test_reductions_of_what_is_repeated():
+    x = torch.randn(3, 1, 4)
+
+    def repeated(reduction, *dims):
+        return lambda call, x: call(reduction, call(aten.expand.default, x, [6, 3, 5, 4]), *dims)
+
+    total, largest = aten.sum.dim_IntList, aten.amax.default
+    assert ops(repeated(total, [0, 2]), x) == ["reshape", "mul", "add"]  # which is never -0.0
+    assert ops(repeated(total, [0, 3]), x) == ["broadcast", "sum", "mul"]
+    assert ops(repeated(total, [0, 1, 2, 3]), x) == ["reshape", "sum", "mul"]
+    assert ops(repeated(total, [1]), x) == ["broadcast", "sum"]
+    assert ops(repeated(total, [0, 2]), x.long()) == ["reshape", "mul"]
+    assert ops(repeated(largest, [0, 2]), x) == ["reshape"]
+    assert ops(repeated(total, [0, 2]), x, numerics="eager_close") == ["broadcast", "sum"]
+    assert ops(lambda call, x: call(total, call(aten.expand.default, x, [0, 3, 1, 4]), [0]), x).count("mul") == 0
+
+
 def test_slices_of_slices():
     def program(call, x):
         return call(aten.slice.Tensor, call(aten.slice.Tensor, x, 0, 1, 9, 2), 0, 1, 4, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,8 +73,10 @@ def native_layer_norm(
     centred = p.sub(x, spread(p, mean, x.shape, dims))
     normal = p.mul(centred, spread(p, rstd, x.shape, dims))
     out = affine(p, normal, *(trailing(p, v, x.shape, compute) for v in (weight, bias)))
-    if bias is None and x.device.type == "cpu":
-        out = p.add(out, 0.0)  # as eager's kernel there does: it gives no -0.0
+    count = math.prod(normalized_shape)
+    by_four = isinstance(count, int) and count % 4 == 0 and input.dtype != torch.float64
+    if bias is None and (x.device.type == "cpu" or not by_four):
+        out = p.add(out, 0.0)  # as eager's kernels do, but a GPU's of four elements at a time: they give no -0.0
     saved = statistics_dtype(input, weight, bias)
     stats = (keep(p, to_dtype(p, s, saved), x.shape, dims) for s in (mean, rstd))
     return (to_dtype(p, out, input.dtype), *stats)

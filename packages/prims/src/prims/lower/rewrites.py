@@ -310,6 +310,39 @@ for _name in ("sum", "prod", "amax", "amin", "any", "all"):
     rewrite("reduce_ones", _name)(_reduce_ones(_name))
 
 
+def _reduce_repeated(name: str) -> Callable[..., Any]:
+    """What is repeated along a dimension is reduced to itself, its sum to that many times it."""
+
+    def fn(p: Any, args: Args, spec: Any) -> Any:
+        x, dims = args
+        made = made_by(x, "broadcast")
+        source = p.value(made[0]) if made else None
+        if source is None or source.dtype in REDUCED or (name == "sum" and source.dtype != spec.dtype):
+            return None
+        sizes = dict(zip(made[2], source.shape, strict=True))  # type: ignore[index]
+        gone = [d for d in dims if _is_one(sizes.get(d, 1)) and isinstance(x.shape[d], int) and x.shape[d] > 1]
+        if not gone:
+            return None
+        kept = [d for d in sizes if d not in gone]
+        left = [d for d in range(x.ndim) if d not in gone]
+        y = source if len(kept) == len(sizes) else p.reshape(source, tuple(sizes[d] for d in kept))
+        y = p.broadcast(y, tuple(x.shape[d] for d in left), tuple(left.index(d) for d in kept))
+        rest = tuple(left.index(d) for d in dims if d not in gone)
+        y = getattr(p, name)(y, rest) if rest else y
+        if name != "sum":
+            return y
+        count = math.prod(x.shape[d] for d in gone)
+        y = p.mul(y, float(count) if y.dtype.is_floating_point else count)
+        return y if rest else _summed(p, y)
+
+    return fn
+
+
+rewrite("reduce_repeated", "sum", fast=True)(_reduce_repeated("sum"))
+for _name in ("amax", "amin", "any", "all"):
+    rewrite("reduce_repeated", _name)(_reduce_repeated(_name))
+
+
 @rewrite("one_of_a_row", "sum")
 def _one_of_a_row(p: Any, args: Args, spec: Any) -> Any:
     """The sum along a dimension of what is 0 but at one place, such as the gradient of a loss by its classes."""

@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
     ),
     "concatenation of many": (lambda p, *x: p.sum(p.concat(x, 1), (1,)), [(4, n) for n in (3, 1, 2, 8, 4)], [CAT]),
     "concatenation of many, turned": (
-        lambda p, *x: p.cumsum(p.exp(p.permute(p.reshape(p.concat(x, 0), (5, 1, 8)), (2, 1, 0))), 2), [(1, 8)] * 5, [CAT],
+        lambda p, *x: p.cumsum(p.exp(p.permute(p.reshape(p.concat(x, 0), (17, 1, 8)), (2, 1, 0))), 2), [(1, 8)] * 17, [CAT],
     ),
     "concatenation of many, a part of many": (
         lambda p, *x: p.sum(p.neg(part(p, p.exp(p.concat(x, 1)), 1, 11)), (1,)), [(4, 2)] * 6, [CAT],
@@ -236,7 +236,7 @@ def test_a_kernel_chooses_among_few_parts() -> None:
         whole = p.concat(x, 1)
         return p.sum(p.exp(p.permute(whole, (1, 0))), (1,)), part(p, whole, 3, 7), p.reshape(whole, (2, 2, 10))
 
-    assert rewritten(on_gpu(few, *[(4, 2)] * 4)).fired == {}
+    assert rewritten(on_gpu(few, *[(4, 2)] * 4)).fired == rewritten(on_gpu(few, *[(4, 1)] * 16)).fired == {}
     assert rewritten(on_gpu(walked, *[(4, 2)] * 5)).fired == {}
 
 

@@ -17,17 +17,21 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Node, inner_dims
-from inductor_gen.loops.index import product, size
+from inductor_gen.loops.index import ONE, product, size
 from inductor_gen.loops.views import between, parts_of
 from inductor_gen.rewrite.row import Context, Editor
 from prims.spec.layout import known_equal, known_same
 
 __all__ = ["apart", "call", "is_of_many", "join", "neighbours", "take"]
 
-#: Parts among which a kernel chooses for each element; of more the whole is written first. Choosing is faster for 2 and
-#: 3 (0.2 to 0.9 of the time), for 4 as fast, slower for 6 (1.7 times) and 12 (8 times, up to 16): geometric means of
-#: softmaxes, sums, norms and lookups over parts of 4 K to 256 K elements, one thread of an AMD EPYC.
+#: Parts among which a kernel chooses for each element; of more the whole is written first. One thread of an AMD EPYC,
+#: parts of 4 K to 256 K elements, geometric means of softmaxes, sums, norms and lookups: choosing takes 0.2 to 0.9 of the
+#: time for 2 and 3, as long for 4, 1.7 times as long for 6, 8 times for 12. An H200: 0.4 to 0.9 for 2 to 4, 1.2 to 2.2
+#: times as long for 5 and 6, 2.3 to 2.8 times for 12 (a lookup always 0.6);
 MOST_CHOICES = 4
+
+#: but 0.13 to 0.7 of the time for 2 to 12 parts of one position each, which the library writes without coalescing.
+MOST_POSITIONS = 16
 
 #: Readers that are asked how they walk a concatenation.
 _ASKED = 100
@@ -115,9 +119,9 @@ def take(p: Editor, node: Node, found: tuple[Node, Sequence[Any], Sequence[Any]]
     p.replace(node, _sliced(p, *found, node.args[3]))
 
 
-def is_of_many(node: Node, _: Context) -> bool | None:
+def is_of_many(node: Node, c: Context) -> bool | None:
     """Does a kernel read a concatenation of many parts at places that none of its loops walks?"""
-    if node.op != "concat" or len(node.args[0]) <= MOST_CHOICES or node.dtype is None:
+    if node.op != "concat" or node.dtype is None or len(node.args[0]) <= _most(node, c):
         return None
     todo, seen = [(node, node.args[1])], {node}
     while todo and len(seen) < _ASKED:
@@ -133,7 +137,7 @@ def is_of_many(node: Node, _: Context) -> bool | None:
             at = _walked(x, user, dim)
             if at is not None:
                 todo.append((user, at))
-            elif not (user.op == "slice" and _chooses_few(node, user, dim)):
+            elif not (user.op == "slice" and _count(node, user, dim) <= _most(node, c)):
                 return True
     return None
 
@@ -161,10 +165,15 @@ def _walked(x: Node, user: Node, dim: int) -> int | None:
     return dim
 
 
-def _chooses_few(node: Node, user: Node, dim: int) -> bool:
-    """Does a slice along the dimension lie in few parts?"""
+def _most(node: Node, c: Context) -> int:
+    narrow = c.device(node).kind != "cpu" and all(x.shape[node.args[1]] is ONE for x in node.args[0])
+    return MOST_POSITIONS if narrow else MOST_CHOICES
+
+
+def _count(node: Node, user: Node, dim: int) -> int:
+    """In how many parts a slice along the dimension lies."""
     first, last = between(parts_of(node)[1], size(user.args[1][dim]), size(user.args[2][dim] - 1))
-    return last - first < MOST_CHOICES
+    return last - first + 1
 
 
 def call(p: Editor, node: Node, _: bool) -> None:

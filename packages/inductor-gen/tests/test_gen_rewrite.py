@@ -125,15 +125,6 @@ def between(p: Any, x: Any, y: Any) -> Any:
     return part(p, whole, 2, 6), part(p, whole, 8, 12), part(p, whole, 9, 12, 2)
 
 
-def wide(p: Any, x: Any, low: int, high: int) -> Any:
-    """Columns with zeros beside them."""
-    return p.pad(x, 0.0, (0, low), (0, high))
-
-
-def parts_of(made: Any) -> list[str]:
-    return [n.op for n in made.graph.nodes if n.kind not in ("input", "size")]
-
-
 MM, ADDMM, CAT = "aten.mm.default", "aten.addmm.default", "aten.cat.default"
 
 #: Row -> a program that it changes, the shapes of its inputs, and the operators that are left.
@@ -172,14 +163,6 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
     "concatenation of many, a part of many": (
         lambda p, *x: p.sum(p.neg(part(p, p.exp(p.concat(x, 1)), 1, 11)), (1,)), [(4, 2)] * 6, [CAT],
     ),
-    "sum of parts": (lambda p, x, y: p.add(wide(p, x, 0, 2), wide(p, y, 3, 1)), [(4, 3), (4, 1)], []),
-    "sum of parts, with another": (
-        lambda p, x, y, z: p.add(p.add(wide(p, x, 2, 1), z), wide(p, y, 0, 3)), [(4, 2), (4, 2), (4, 5)], [],
-    ),
-    "sum of parts, over one another": (
-        lambda p, x, y, z: p.add(wide(p, z, 3, 1), p.add(p.add(wide(p, x, 2, 1), wide(p, x, 1, 2)), wide(p, y, 0, 3))),
-        [(4, 2), (4, 2), (4, 1)], [],
-    ),
     "bias of a convolution": (
         lambda p, *x: convolution(p, *x, padding=1), [(2, 8, 5, 6), (4, 8, 3, 3), (4,)], ["aten.convolution.default"],
     ),
@@ -198,34 +181,6 @@ def test_a_row_is_applied_and_counted_and_keeps_the_values(name: str) -> None:
     for got, want in zip(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs), strict=True):
         assert got.shape == want.shape
         torch.testing.assert_close(got.float(), want, rtol=1e-4, atol=1e-4)
-
-
-def test_sums_are_of_concatenations_and_what_lies_over_them() -> None:
-    """In their order, for each element; -0.0 has zeros added to it, as the others' zeros are."""
-    for name, left in (
-        ("sum of parts", ["full", "concat", "add"]),
-        ("sum of parts, with another", ["full", "concat", "add", "add"]),
-        ("sum of parts, over one another", ["pad", "pad", "full", "full", "concat", "add", "add", "add"]),
-    ):
-        program, shapes, _ = CASES[name]
-        made = rewritten(on_gpu(program, *shapes))
-        assert sorted(parts_of(made)) == sorted(left), made
-        inputs = [torch.full(shape, -0.0) for shape in shapes]
-        before, after = evaluated(build_graph(on_gpu(program, *shapes)), inputs), evaluated(made.graph, inputs)
-        assert torch.equal(torch.signbit(before[0]), torch.signbit(after[0]))
-
-
-def test_sums_of_what_is_no_part_stay() -> None:
-    def fn(p: Any, x: Any, y: Any) -> Any:
-        ones = p.add(p.pad(x, 1.0, (0, 0), (0, 2)), wide(p, y, 4, 0))  # padded with something else
-        apart = p.add(wide(p, x, 0, 2), p.pad(x, 0.0, (1, 0), (-1, 2)))  # cropped
-        over = p.add(wide(p, x, 1, 1), wide(p, x, 0, 2))
-        across = p.add(p.pad(y, 0.0, (0, 0), (4, 0)), p.pad(p.exp(y), 0.0, (4, 0), (0, 0)))
-        once = wide(p, y, 1, 1)
-        return ones, apart, over, across, p.add(once, p.exp(once)), p.add(once, 1.0)
-
-    made = rewritten(on_gpu(fn, (4, 4), (4, 2)))
-    assert made.fired == {"sum of parts": 1}  # rows beside rows
 
 
 def test_a_kernel_chooses_among_few_parts() -> None:

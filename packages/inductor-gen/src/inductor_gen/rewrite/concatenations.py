@@ -25,9 +25,9 @@ from prims.spec.layout import known_equal, known_same
 __all__ = ["apart", "call", "is_of_many", "join", "neighbours", "take"]
 
 #: Parts among which a kernel chooses for each element; of more the whole is written first. One thread of an AMD EPYC,
-#: parts of 4 K to 256 K elements, geometric means of softmaxes, sums, norms and lookups: choosing takes 0.2 to 0.9 of the
-#: time for 2 and 3, as long for 4, 1.7 times as long for 6, 8 times for 12. An H200: 0.4 to 0.9 for 2 to 4, 1.2 to 2.2
-#: times as long for 5 and 6, 2.3 to 2.8 times for 12 (a lookup always 0.6);
+#: parts of 4 K to 256 K elements, geometric means of softmaxes, sums, norms and lookups: choosing takes 0.2 to 0.9 of
+#: the time for 2 and 3, as long for 4, 1.7 times as long for 6, 8 times for 12. An H200: 0.4 to 0.9 for 2 to 4, 1.2 to
+#: 2.2 times as long for 5 and 6, 2.3 to 2.8 times for 12 (a lookup always 0.6);
 MOST_CHOICES = 4
 
 #: but 0.13 to 0.7 of the time for 2 to 12 parts of one position each, which the library writes without coalescing.

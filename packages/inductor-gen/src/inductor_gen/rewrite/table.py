@@ -6,17 +6,7 @@ from collections.abc import Sequence
 
 from inductor_gen.extern.attention import BACKWARD, FORWARD
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.rewrite import (
-    activations,
-    concatenations,
-    convolutions,
-    heads,
-    impossible,
-    masks,
-    maxima,
-    padded,
-    products,
-)
+from inductor_gen.rewrite import activations, concatenations, convolutions, heads, impossible, masks, maxima, products
 from inductor_gen.rewrite.row import Context, Editor, Row, specs
 from prims.errors import VerifierError
 from prims.ir import Fuel
@@ -36,7 +26,6 @@ ROWS = (
         ops=("scatter", "index_put"),
     ),
     Row("part of a concatenation", concatenations.apart, concatenations.take, "eager_exact", ops=("slice",)),
-    Row("sum of parts", padded.beside, padded.add, "eager_exact", ops=("add",)),
     Row("concatenation of neighbours", concatenations.neighbours, concatenations.join, "eager_exact", ops=("concat",)),
     Row("concatenation of many", concatenations.is_of_many, concatenations.call, "eager_exact", ops=("concat",)),
     Row("gelu", activations.activated, activations.join, ops=(activations.LINEAR,)),

@@ -104,6 +104,7 @@ def test_text_grows_with_the_steps(program: Callable[..., torch.Tensor]) -> None
         (_, report), want = ran(program, steps, True), ran(program, steps, False)
         assert report.kernels and not report.fallbacks
         sizes.append(sum(len(kernel.source) for kernel in report.kernels))
+        assert max(kernel.source.count(" ? ") for kernel in report.kernels) <= 8, "a kernel chooses among the steps"
         torch.testing.assert_close(ran(program, steps, True)[0], want[0], rtol=1e-9, atol=1e-9)
     assert sizes[1] < 3 * sizes[0] + 4000, sizes
 

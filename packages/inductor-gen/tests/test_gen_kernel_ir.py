@@ -14,18 +14,21 @@ from test_gen_fusion import gelu, layer_norm
 
 import inductor_gen
 from inductor_gen.__main__ import main
+from inductor_gen.device.record import known
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel
 from inductor_gen.loops.index import substitute
-from inductor_gen.pipeline import size_hint
+from inductor_gen.pipeline import planned, size_hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.order import dependencies, ordered
 from inductor_gen.plan.parts import in_parts
 from inductor_gen.plan.peak import footprint
 from prims.errors import VerifierError
 from prims.ir import save
+from prims.options import Options
+from prims.spec import TensorSpec
 from prims.spec import expr as ex
 
 aten = torch.ops.aten
@@ -269,3 +272,19 @@ def test_a_number_made_at_two_places_is_one(made: str, how: str, dtype: torch.dt
         sizes = {"dynamic": {0: (0,), 1: (0,)}} if dynamic else {}
         for zeros in compile_fn(fn, [x, w], **sizes)(x, w):
             assert zeros.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("op,most", [("mul", 120), ("sin", 120 // 8), ("lgamma", 120 // 16)])
+def test_kernels_of_a_gpu_are_no_longer_than_its_compiler_takes_well(op: str, most: int) -> None:
+    """It is superlinear in their length; a C compiler is so only from longer ones on."""
+    def program(p: Any, x: Any) -> Any:
+        results = []
+        for _ in range(200):
+            x = p.mul(x, 0.5) if op == "mul" else getattr(p, op)(x)
+            results.append(x)
+        return tuple(results)
+
+    for device, bound in (("cuda:0", most), ("cpu", 200)):
+        env = build(program, [TensorSpec((64, 64), torch.float32, torch.device(device))])
+        _, steps = planned(env, Options(verify="every_pass"), devices=lambda _: known("H200"))
+        assert max(len(kernel.nodes) for kernel in steps) <= bound and len(steps) < 4 + 250 // bound

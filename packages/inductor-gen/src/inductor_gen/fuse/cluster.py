@@ -58,15 +58,16 @@ class Cluster:
     """One kernel to be, or one extern call (then ``space`` is empty and ``nodes`` has one element).
 
     Its nodes are all late or all early (``Node.late``): in one kernel with what is kept for it, what is computed again
-    would be written as early, and kept as well.
+    would be written as early, and kept as well. With as many nodes as ``fits`` it is known to be not too long.
     """
 
-    __slots__ = ("fused", "homes", "id", "inner", "late", "loops", "nodes", "operands", "space")
+    __slots__ = ("fits", "fused", "homes", "id", "inner", "late", "loops", "nodes", "operands", "space")
 
     def __init__(self, id: int, loops: bool, late: bool = False) -> None:
         self.id = id
         self.loops = loops
         self.late = late
+        self.fits = 0
         self.nodes: list[Node] = []
         self.homes: dict[Node, Index] = {}
         self.operands: dict[Node, Index] = {}

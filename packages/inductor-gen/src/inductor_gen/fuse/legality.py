@@ -18,11 +18,15 @@ from prims.records import record
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Merger", "is_too_long", "merger", "operand_in", "refine"]
+__all__ = ["Merger", "is_full", "merger", "operand_in", "refine"]
 
 #: Nodes in one kernel beyond which a new one is begun: compilers are superlinear in a function's length. Triton takes
 #: 0.9 seconds for a chain of 80 additions and products with a store each, 5 for 160, 29 for 320 (3.7, for an H100).
 MAX_NODES = {"cpu": 600, "cuda": 120}
+
+#: Results beyond which one is begun on a CPU: gcc compares every store with every load. 0.4 seconds for a chain of 50,
+#: 1.8 for 100, 11 for 200 (12.2); chains with one result take 0.2 seconds whatever their length.
+MAX_RESULTS = 64
 
 #: As many nodes as an operator compiles like on a GPU: 0.3 seconds each, the last two 0.8; most take 0.02 to 0.1.
 _LONG = {**dict.fromkeys(("sin", "cos", "tan", "pow", "fmod"), 8), **dict.fromkeys(("lgamma", "digamma"), 16)}
@@ -31,12 +35,24 @@ _LONG = {**dict.fromkeys(("sin", "cos", "tan", "pow", "fmod"), 8), **dict.fromke
 _SPLITS = 6
 
 
-def is_too_long(nodes: Sequence[Node]) -> bool:
-    """Are these more than one kernel should hold?"""
-    if not nodes[0].on_gpu:
-        return len(nodes) > MAX_NODES["cpu"]
-    fits = len(nodes) * max(_LONG.values()) <= MAX_NODES["cuda"]
-    return not fits and sum(_LONG.get(node.op, 1) for node in nodes) > MAX_NODES["cuda"]
+def is_full(fusion: Fusion, cluster: Cluster, node: Node) -> bool:
+    """Is a cluster with another node more than one kernel should hold?"""
+    nodes = (*cluster.nodes, node)
+    if node.on_gpu:
+        return _spare(fusion, nodes) < 0
+    if len(nodes) > cluster.fits:
+        cluster.fits = len(nodes) + _spare(fusion, nodes)  # each node more takes at most one of what is left
+    return len(nodes) > cluster.fits
+
+
+def _spare(fusion: Fusion, nodes: Sequence[Node]) -> int:
+    """How many simple nodes one kernel may hold besides these; below 0 where they are too many."""
+    if nodes[0].on_gpu:
+        return MAX_NODES["cuda"] - sum(_LONG.get(node.op, 1) for node in nodes)
+    inside, left = set(nodes), MAX_NODES["cpu"] - len(nodes)
+    if len(nodes) <= MAX_RESULTS:
+        return MAX_RESULTS - len(nodes)
+    return min(left, MAX_RESULTS - sum(x in fusion.kept or not inside.issuperset(x.users) for x in nodes))
 
 
 def refine(fusion: Fusion, node: Node, cluster: Cluster) -> None:
@@ -128,7 +144,7 @@ def merger(
 ) -> Merger | None:
     """How to move ``other`` into ``cluster``, where ``theirs`` over its variables is ``ours`` over the cluster's;
     ``move``: what the order of clusters asks for, where that is known."""
-    if other.late != cluster.late or is_too_long((*other.nodes, *cluster.nodes)):
+    if other.late != cluster.late or _spare(fusion, (*other.nodes, *cluster.nodes)) < 0:
         return None
     move = move or fusion.order.together(other.id, cluster.id)
     if move is None:

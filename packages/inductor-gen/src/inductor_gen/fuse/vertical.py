@@ -7,7 +7,7 @@ that joins a cluster draws those of its other operands in.
 from __future__ import annotations
 
 from inductor_gen.fuse.cluster import LOOP_KINDS, Cluster, Fusion
-from inductor_gen.fuse.legality import is_too_long, merger, operand_in, refine
+from inductor_gen.fuse.legality import is_full, merger, operand_in, refine
 from inductor_gen.fuse.score import Costs
 from inductor_gen.loops.graph import Node, runs_once
 from inductor_gen.loops.index import ZERO
@@ -51,7 +51,7 @@ def _place(fusion: Fusion, costs: Costs, node: Node) -> None:
         able = {}  # nothing to compute, and sizes that no longer tell index maps apart
     for saved, at in sorted(((_spared(costs, node, read), c) for c, read in able.items()), reverse=True):
         cluster = fusion.clusters[at]
-        apart = cluster.late != node.is_late or is_too_long((*cluster.nodes, node))
+        apart = cluster.late != node.is_late or is_full(fusion, cluster, node)
         if apart or not costs.may_join(node, cluster, bases) or not costs.may_wait([node], cluster):
             continue
         move = fusion.order.admit(cluster.id, (c.id for c in owners if c is not cluster))

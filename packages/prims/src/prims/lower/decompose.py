@@ -60,14 +60,6 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"), todo=todo)
         return opaque_call(p, node, args, kwargs)
 
-    def lowered(control: Control) -> Any:
-        from prims.lower import lower
-
-        # Whatever a body is given belongs to somebody else: it is not written.
-        claims, options, report = context.claims - {UPDATES}, context.options, context.report
-        bodies = [lower(body, claims=claims, options=options, report=report) for body in control.bodies]
-        return control_operator(control.form, bodies)
-
     regions = written_regions(env) if UPDATES in context.claims else {}
     once = Once(p, context.claims)
     writes = Writes(p, build.values)
@@ -118,7 +110,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         if fn is None and target.namespace != "aten":
             control = control_of(target)
             if control is not None:
-                return opaque_call(p, node, args, kwargs, target=lowered(control))
+                return opaque_call(p, node, args, kwargs, target=_lowered(control, context))
             return custom_call(p, node, args, kwargs)
         if _is_complex(node):
             if COMPLEX in context.claims:
@@ -147,6 +139,16 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
 
     out = build.run(emit)
     return out.replace(dialect="prim", version=CURRENT["prim"], producer="prims", producer_version=prims.__version__)
+
+
+def _lowered(control: Control, context: LowerContext) -> Any:
+    """The operator of the bodies' lowered graphs."""
+    from prims.lower import lower
+
+    # Whatever a body is given belongs to somebody else: it is not written.
+    claims, options, report = context.claims - {UPDATES}, context.options, context.report
+    bodies = [lower(body, claims=claims, options=options, report=report) for body in control.bodies]
+    return control_operator(control.form, bodies)
 
 
 def _again(once: Once, call: Call, target: Any, args: tuple[Any, ...]) -> Any:

@@ -278,6 +278,7 @@ def test_a_number_made_at_two_places_is_one(made: str, how: str, dtype: torch.dt
 @pytest.mark.parametrize("op,most", [("mul", 120), ("sin", 120 // 8), ("lgamma", 120 // 16)])
 def test_kernels_of_a_gpu_are_no_longer_than_its_compiler_takes_well(op: str, most: int) -> None:
     """It is superlinear in their length; a C compiler in the number of their results."""
+
     def program(p: Any, x: Any) -> Any:
         results = []
         for _ in range(200):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 import pathlib
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +18,14 @@ from test_gen_fusion import gelu, layer_norm
 import inductor_gen
 from inductor_gen.__main__ import main
 from inductor_gen.device.record import known
-from inductor_gen.fuse.legality import MAX_RESULTS
+from inductor_gen.fuse.legality import MAX_ACCESSES, MAX_LENGTH, MAX_NODES, MAX_RESULTS
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel
+from inductor_gen.loops.cost import op_length
 from inductor_gen.loops.index import substitute
-from inductor_gen.pipeline import planned, size_hint
+from inductor_gen.pipeline import lower_graph, planned, size_hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.order import dependencies, ordered
 from inductor_gen.plan.parts import in_parts
@@ -275,18 +279,44 @@ def test_a_number_made_at_two_places_is_one(made: str, how: str, dtype: torch.dt
             assert zeros.count_nonzero() == 0
 
 
-@pytest.mark.parametrize("op,most", [("mul", 120), ("sin", 120 // 8), ("lgamma", 120 // 16)])
-def test_kernels_of_a_gpu_are_no_longer_than_its_compiler_takes_well(op: str, most: int) -> None:
-    """It is superlinear in their length; a C compiler in the number of their results."""
-
+def _chain(op: str, every: bool) -> Callable[..., Any]:
     def program(p: Any, x: Any) -> Any:
         results = []
         for _ in range(200):
             x = p.mul(x, 0.5) if op == "mul" else getattr(p, op)(x)
             results.append(x)
-        return tuple(results)
+        return tuple(results) if every else x
 
-    for device, bound in (("cuda:0", most), ("cpu", MAX_RESULTS)):
-        env = build(program, [TensorSpec((64, 64), torch.float32, torch.device(device))])
+    return program
+
+
+@pytest.mark.parametrize("every", [True, False], ids=["every result", "one result"])
+@pytest.mark.parametrize("op", ["mul", "sin", "lgamma"])
+def test_kernels_are_no_longer_than_their_compilers_take_well(op: str, every: bool) -> None:
+    """gcc is superlinear in a kernel's results, Triton in its loads and stores."""
+    length = MAX_LENGTH // op_length(op)
+    for device, bound in (
+        ("cuda:0", min(MAX_ACCESSES, length) if every else length), ("cpu", MAX_RESULTS if every else MAX_NODES),
+    ):  # fmt: skip
+        env = build(_chain(op, every), [TensorSpec((64, 64), torch.float32, torch.device(device))])
         _, steps = planned(env, Options(verify="every_pass"), devices=lambda _: known("H200"))
         assert max(len(kernel.nodes) for kernel in steps) <= bound and len(steps) < 4 + 250 // bound
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("op,most", [("mul", 32), ("sin", 1), ("tanh", 8)])
+def test_threads_of_long_kernels_have_few_elements(op: str, most: int, dim: int | None) -> None:
+    """Compilers repeat a kernel's operations for each element of a thread. Four are better than another pass."""
+
+    def program(p: Any, x: Any) -> Any:
+        for _ in range(30):
+            x = p.mul(x, 0.5) if op == "mul" else getattr(p, op)(x)
+        return x if dim is None else p.sum(x, (dim,))
+
+    for rows, columns in ((8, 50), (50, 4000), (4000, 50), (30000, 3000)):
+        env = build(program, [TensorSpec((rows, columns), torch.float32, torch.device("cuda:0"))])
+        unit = lower_graph(env, Options(verify="off"), devices=lambda _: known("H200"))
+        source = next(s for s in unit.sources() if op in s.ops)
+        blocks = [int(n) for n in re.findall(r"BLOCK: tl.constexpr = (\d+)", source.text)]
+        each = math.prod(blocks) // (32 * source.warps)
+        assert each <= (max(most, 4) if dim == 1 else most), (source.text, each)

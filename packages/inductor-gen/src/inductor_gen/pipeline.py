@@ -82,7 +82,8 @@ def planned(
     with report.phase("inductor.layout"):
         prepared = prepare(rewritten.graph, env, hint, options.numerics, in_place)
     with report.phase("inductor.fuse"):
-        fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel, prepared.updates(), prepared.renewed)
+        written = prepared.updates(), prepared.renewed, prepared.renewing
+        fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel, *written)
     keep(options, report, "fused", lambda: text(fusion), log="schedule")
     with report.phase("inductor.kernels"):
         builder = Builder(prepared, fusion, hint, options.numerics != "fast", options.batch_invariant)

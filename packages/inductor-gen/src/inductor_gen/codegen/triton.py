@@ -26,7 +26,7 @@ from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val, linear, rounds_apart
 from inductor_gen.kernel.nest import Nest
 from inductor_gen.layout.record import Layout
-from inductor_gen.loops.cost import op_cost
+from inductor_gen.loops.cost import op_cost, op_length
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, upper
 from prims.options import Options
@@ -115,6 +115,18 @@ class _Axis:
 def _power(n: int) -> int:
     """The least power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def most_each(body: Body) -> int:
+    """The most elements, a power of two, that a thread should have: compilers repeat a kernel's operations, loads and
+    stores for each, and more of either would take more than a second or two."""
+    length, accesses = sum(op_length(v.op) for v in body.vals), len(body.accesses())
+    each = min(_LENGTH // max(length, 1), _ACCESSES // max(accesses, 1))
+    return 1 << max(each, 1).bit_length() - 1
+
+
+#: The length (``op_length``), and the loads and stores, of all of a thread's elements: Triton takes 1.5 seconds.
+_LENGTH, _ACCESSES = 6000, 320
 
 
 class TritonRenderer:
@@ -394,7 +406,7 @@ class _Pointwise(Block):
         buffers = {node for node, _ in self.body.accesses()}
         work, moved = sum(op_cost(v.op) for v in self.body.vals), sum(n.dtype.itemsize for n in buffers if n.dtype)
         block = flat_block(self.hint(total), self.renderer.device, work, moved, len(buffers))
-        block = tiling.sized(block, 64)
+        block = tiling.sized(min(block, 4 * self.renderer.device.warp * most_each(self.body)), 64)
         axis = _Axis("x", loops, block)
         self.add_axis(axis)
         self.line(f"x = {self.program()} * XBLOCK + tl.arange(0, XBLOCK)")
@@ -419,11 +431,12 @@ class _Pointwise(Block):
     def _tiled(self, around: list[Expr], cross: Expr | None, lane: Expr) -> TritonSource:
         space = self.body.space
         tiling = self.renderer.tiling
+        most = 4 * self.renderer.device.warp * most_each(self.body)
         if cross is None:
-            width = tiling.sized(min(1024, max(_power(self.hint(space[lane])), 128)), 64)
+            width = tiling.sized(min(1024, most, max(_power(self.hint(space[lane])), 128)), 64)
             axes = [_Axis("x", [lane], width)]
         else:
-            height = tiling.sized(min(64, _power(self.hint(space[cross]))), 8, 256)
+            height = tiling.sized(min(64, most // 32, _power(self.hint(space[cross]))), 8, 256)
             wide = [_Axis("y", [cross], height), _Axis("x", [lane], 32)]
             wide[0].view, wide[1].view = "[:, None]", "[None, :]"
             axes = wide

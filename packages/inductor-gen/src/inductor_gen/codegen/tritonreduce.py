@@ -16,6 +16,7 @@ from inductor_gen.codegen.triton import (
     TritonSource,
     _Axis,
     _power,
+    most_each,
 )
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val
@@ -44,7 +45,8 @@ class Shape:
     each multiprocessor, so that one computes while another waits for memory; of fewer rows than a quarter of the
     multiprocessors even those are split that a block could hold, from eight elements for each of a program's threads.
     Of many whole rows each warp has its own, with no wait for others: two rows of 1,024 elements in two warps (a layer
-    norm of [24576, 512], backward, takes 41 us instead of 48 on an H200, one of [49152, 197] 24, not 30).
+    norm of [24576, 512], backward, takes 41 us instead of 48 on an H200, one of [49152, 197] 24, not 30). Long kernels
+    have as few elements for each thread as ``most_each`` says, in more warps and smaller blocks.
 
     ``in_order``: the columns alone decide, so that a row is added up in one way whatever rows are beside it.
     """
@@ -61,24 +63,31 @@ class Shape:
         width = _power(columns)
         self.split = 1
         enough, programs_each = 2 * device.multiprocessors, 4
+        most = device.warp * most_each(body)  # elements of a warp
         if nest.lane_is_inner or not nest.outer or rows < 8:
             limit = device.registers // (4 if stages > 1 else 8)
             few = rows < device.multiprocessors // 4 and columns >= 8 * 16 * device.warp and not scans
-            self.persistent = known and width <= limit and not few
-            self.r = width if self.persistent else min(width, 2048)
+            self.persistent = known and width <= min(limit, max(16 * most, 2048)) and not few
+            self.r = width if self.persistent else min(width, 2048, 16 * most)
             self.x = max(1, min(_power(rows), 2048 // self.r))
-            while self.x > 1 and -(-rows // self.x) < enough:
+            while self.x > 1 and (-(-rows // self.x) < enough or self.x * self.r > 16 * most):
                 self.x //= 2
-            self.warps = min(16, max(1 if self.persistent else 4, self.x * self.r // 512))
+            self.warps = min(16, max(1 if self.persistent else 4, self.x * self.r // min(512, most)))
             team = max(1024 // self.r, 2)
             if self.persistent and 128 <= self.r <= 1024 and rows >= 2 * enough * team:
-                self.x, self.warps = team, team * self.r // 1024  # each warp has rows of its own
+                self.x, self.warps = team, team * self.r // min(1024, most)  # each warp has rows of its own
         else:
             self.persistent = known and width <= 64
             self.x = max(16, min(_power(rows), 64))
             each, programs_each = _load(nest)
-            self.r = width if self.persistent else (4096 if each == 32 else 2048) // self.x
-            self.warps = max(1, self.x * self.r // 512) if self.persistent else self.x * self.r // (32 * each)
+            tile = min(4096 if each == 32 else 2048, 16 * most)
+            self.r = width if self.persistent else tile // self.x
+            while self.x > 8 and self.persistent and (
+                -(-rows // self.x) < device.multiprocessors or self.x * self.r > 16 * most
+            ):
+                self.x //= 2  # down to what memory hands over at once
+            most = min(most, 512 if self.persistent else 32 * each)
+            self.warps = min(16, max(1, self.x * self.r // most))
         if not self.persistent:
             programs = -(-rows // self.x)
             if not scans and programs < enough and columns >= 4 * self.r:
@@ -94,7 +103,7 @@ class Shape:
         self.persistent = all(space[v].is_const for v in nest.inner) and width <= device.registers // 8
         self.r = width if self.persistent else 2048
         self.x = 1
-        self.warps = min(16, max(1, self.r // 512))
+        self.warps = min(16, max(1, self.r // min(512, device.warp * most_each(nest.body))))
 
     def of_rows(self) -> Shape:
         """The shape of kernels that put the parts of rows together: some rows, all parts of them."""

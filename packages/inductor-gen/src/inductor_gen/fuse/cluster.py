@@ -103,6 +103,9 @@ class Fusion:
         kept: the nodes that must end up in memory.
         live: the nodes that something in memory, an operator or a write is made of; others get no cluster.
         updates: the scatters that write an input.
+        renewing: copies that may turn out to be their inputs themselves, each with its input: alone in their clusters,
+            behind those that read the input before in the program.
+        olds: these inputs.
         refusing: the nodes before the last of these that may refuse the program's data. Each is computed before the
             updates that the program makes after it, which are not to be seen if it raises.
         fuel: is asked before each fusion.
@@ -115,7 +118,7 @@ class Fusion:
 
     def __init__(
         self, graph: Graph, kept: Iterable[Node] = (), fuel: Fuel | None = None, updates: Iterable[Node] = (),
-        renewed: Iterable[Node] = (),
+        renewed: Iterable[Node] = (), renewing: Mapping[Node, Node] | None = None,
     ) -> None:  # fmt: skip
         self.graph = graph
         self.kept = set(kept)
@@ -124,6 +127,8 @@ class Fusion:
             if node in self.live or node.kind in ("extern", "scatter"):
                 self.live.update((node, *node.ins))
         self.updates = set(updates)
+        self.renewing = dict(renewing or {})
+        self.olds = set(self.renewing.values())
         last = max((n.id for n in self.updates), default=-1)
         self.refusing = dict.fromkeys(n for n in graph.nodes if n.id < last and n in self.live and may_refuse(n))
         self.fuel = fuel or Fuel()
@@ -140,6 +145,7 @@ class Fusion:
         self._pulled: dict[tuple[Node, Index], list[Branch]] = {}
         self._reads: dict[Node, dict[Index, list[Read]]] = {}
         self._bases: dict[Node, list[Node]] = {}
+        self._sites: dict[Node, list[tuple[Node, Node]]] = {}
         self.ends = self._leading_to(set(renewed))
 
     def _leading_to(self, renewed: set[Node]) -> set[Node]:
@@ -286,6 +292,7 @@ class Fusion:
         for x in reached(nodes, lambda x: x.users if x.kind == "item" or self._is_through(x) else ()):
             self._reads.pop(x, None)
             self._bases.pop(x, None)
+            self._sites.pop(x, None)
 
     def remove(self, cluster: Cluster, node: Node) -> None:
         """Take a node out of its cluster."""
@@ -302,20 +309,28 @@ class Fusion:
         """The nodes that computing ``node`` reads, through views and values computed in place."""
         bases = self._bases.get(node)
         if bases is None:
-            bases = self._bases[node] = []
-            seen: set[Node] = set()
-            todo = list(node.ins)
-            while todo:
-                x = todo.pop()
-                if x not in seen:
-                    seen.add(x)
-                    if x.kind == "item":
-                        todo += x.args[:1]
-                    elif x.kind in ("view", "create") or x in self.inlined:
-                        todo += x.ins
-                    else:
-                        bases.append(x)
+            bases = self._bases[node] = list(dict.fromkeys(base for base, _ in self.sites(node)))
         return bases
+
+    def sites(self, node: Node) -> list[tuple[Node, Node]]:
+        """The pairs of a node that computing ``node`` reads, and the operand for which it does: two slices are two."""
+        sites = self._sites.get(node)
+        if sites is None:
+            sites = self._sites[node] = []
+            for operand in dict.fromkeys(reversed(node.ins)):
+                seen: set[Node] = set()
+                todo = [operand]
+                while todo:
+                    x = todo.pop()
+                    if x not in seen:
+                        seen.add(x)
+                        if x.kind == "item":
+                            todo += x.args[:1]
+                        elif self._is_through(x):
+                            todo += x.ins
+                        else:
+                            sites.append((x, operand))
+        return sites
 
     def _is_through(self, x: Node) -> bool:
         return x.kind in ("view", "create") or x in self.inlined

@@ -40,6 +40,8 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
     for cluster in sorted(fusion.clusters.values(), key=lambda c: max((n.id for n in c.nodes), default=0)):
         if not cluster.loops or any(n.kind != "pointwise" or n in staying for n in cluster.nodes):
             continue
+        if fusion.olds and not fusion.olds.isdisjoint(b for n in cluster.nodes for b in fusion.bases(n)):
+            continue  # its readers may come after the input is written
         users = list(dict.fromkeys(u for n in cluster.nodes for u in consumers.get(n, ()) if u in fusion.of))
         readers = {c.id: c for u in users if (c := fusion.of[u]) is not cluster}
         nodes = [*carried.get(cluster.id, ()), *cluster.nodes]
@@ -118,6 +120,8 @@ def recompute_shared(fusion: Fusion, costs: Costs) -> None:
             if found is None or not all(r.loops and r.late == cluster.late for r in readers):
                 continue
             nodes, leaves = found
+            if not fusion.olds.isdisjoint(leaves):
+                continue
             # What the value is made of waits for the readers in memory: for one that can come next, in few bytes, or
             # in about as many as the value itself would.
             size = costs.size(value)

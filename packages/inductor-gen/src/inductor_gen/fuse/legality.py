@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from inductor_gen.fuse.cluster import Cluster, Fusion, in_order, substituted
 from inductor_gen.fuse.order import Move
+from inductor_gen.loops.cost import LONGEST, op_length
 from inductor_gen.loops.graph import Node, inner_dims
 from inductor_gen.loops.index import ONE, ZERO, coefficient, lower
 from inductor_gen.loops.views import Index, push
@@ -20,16 +21,19 @@ from prims.spec.expr import Expr
 
 __all__ = ["Merger", "is_full", "merger", "operand_in", "refine"]
 
-#: Nodes in one kernel beyond which a new one is begun: compilers are superlinear in a function's length. Triton takes
-#: 0.9 seconds for a chain of 80 additions and products with a store each, 5 for 160, 29 for 320 (3.7, for an H100).
-MAX_NODES = {"cpu": 600, "cuda": 120}
+#: Nodes in one kernel beyond which a new one is begun on a CPU.
+MAX_NODES = 600
 
-#: Results beyond which one is begun on a CPU: gcc compares every store with every load. 0.4 seconds for a chain of 50,
-#: 1.8 for 100, 11 for 200 (12.2); chains with one result take 0.2 seconds whatever their length.
+#: Results beyond which one is begun there: gcc compares every store with every load. 0.4 seconds for a chain of 50, 1.8
+#: for 100, 11 for 200 (12.2); chains with one result take 0.2 seconds whatever their length.
 MAX_RESULTS = 64
 
-#: As many nodes as an operator compiles like on a GPU: 0.3 seconds each, the last two 0.8; most take 0.02 to 0.1.
-_LONG = {**dict.fromkeys(("sin", "cos", "tan", "pow", "fmod"), 8), **dict.fromkeys(("lgamma", "digamma"), 16)}
+#: Loads and stores beyond which one is begun on a GPU: for each, a pass of Triton walks over all that it is connected
+#: with. 1.1 seconds for 80, 6.6 for 160 (3.7).
+MAX_ACCESSES = 96
+
+#: The length (``op_length``) from which one is begun there: two seconds of Triton's time with one element per thread.
+MAX_LENGTH = 8000
 
 #: Splits of variables tried to bring an index to the form that another has.
 _SPLITS = 6
@@ -38,21 +42,23 @@ _SPLITS = 6
 def is_full(fusion: Fusion, cluster: Cluster, node: Node) -> bool:
     """Is a cluster with another node more than one kernel should hold?"""
     nodes = (*cluster.nodes, node)
-    if node.on_gpu:
-        return _spare(fusion, nodes) < 0
     if len(nodes) > cluster.fits:
-        cluster.fits = len(nodes) + _spare(fusion, nodes)  # each node more takes at most one of what is left
+        cluster.fits = len(nodes) + _spare(fusion, nodes)
     return len(nodes) > cluster.fits
 
 
 def _spare(fusion: Fusion, nodes: Sequence[Node]) -> int:
-    """How many simple nodes one kernel may hold besides these; below 0 where they are too many."""
+    """How many nodes more one kernel may hold for certain, or nearly so; below 0 where these are too many."""
+    inside = set(nodes)
+    stored = lambda: sum(x in fusion.kept or not inside.issuperset(x.users) for x in nodes)
     if nodes[0].on_gpu:
-        return MAX_NODES["cuda"] - sum(_LONG.get(node.op, 1) for node in nodes)
-    inside, left = set(nodes), MAX_NODES["cpu"] - len(nodes)
+        read = {site for x in nodes for site in fusion.sites(x) if site[0] not in inside}
+        left, short = MAX_ACCESSES - len(read) - stored(), MAX_LENGTH - sum(op_length(x.op) for x in nodes)
+        return min(left, short) if min(left, short) < 0 else min(left // 4, short // LONGEST)
+    left = MAX_NODES - len(nodes)
     if len(nodes) <= MAX_RESULTS:
-        return MAX_RESULTS - len(nodes)
-    return min(left, MAX_RESULTS - sum(x in fusion.kept or not inside.issuperset(x.users) for x in nodes))
+        return MAX_RESULTS - len(nodes)  # each node more is one result at most
+    return min(left, MAX_RESULTS - stored())
 
 
 def refine(fusion: Fusion, node: Node, cluster: Cluster) -> None:

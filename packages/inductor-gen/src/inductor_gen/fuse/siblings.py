@@ -52,7 +52,7 @@ def _known(fusion: Fusion, costs: Costs) -> dict[Node, list[int]]:
     """The clusters that make or read each value at an index of their own."""
     known: dict[Node, list[int]] = {}
     for cluster in fusion.clusters.values():
-        if cluster.loops and ZERO not in cluster.space.values():
+        if cluster.loops and ZERO not in cluster.space.values() and cluster.nodes[0] not in fusion.renewing:
             facts = costs.facts(cluster)
             for value in (*(v for v, indices in facts.reads.items() if indices), *facts.writes):
                 known.setdefault(value, []).append(cluster.id)

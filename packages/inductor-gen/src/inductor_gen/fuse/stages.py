@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from inductor_gen.device.record import Asked
 from inductor_gen.fuse.cluster import Fusion
@@ -20,15 +20,15 @@ __all__ = ["fuse"]
 
 def fuse(
     graph: Graph, hint: Callable[[Expr], int], devices: Asked, kept: Iterable[Node] = (), fuel: Fuel | None = None,
-    updates: Iterable[Node] = (), renewed: Iterable[Node] = (),
+    updates: Iterable[Node] = (), renewed: Iterable[Node] = (), renewing: Mapping[Node, Node] | None = None,
 ) -> Fusion:  # fmt: skip
     """Cluster the nodes of a graph.
 
     ``hint`` gives a likely number for a size, ``devices`` the record of a device; ``kept`` are the nodes that must end
     up in memory; ``fuel`` limits the number of fusions; ``updates`` are the scatters that write an input, ``renewed``
-    the nodes that are inputs' new values and may be written over them.
+    the nodes that are inputs' new values and may be written over them, ``renewing`` copies that begin as the inputs.
     """
-    fusion = Fusion(graph, kept, fuel, updates, renewed)
+    fusion = Fusion(graph, kept, fuel, updates, renewed, renewing)
     costs = Costs(fusion, hint, devices)
     cluster_nodes(fusion, costs)
     inline_clusters(fusion, costs)

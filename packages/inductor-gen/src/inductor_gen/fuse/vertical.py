@@ -6,7 +6,7 @@ that joins a cluster draws those of its other operands in.
 
 from __future__ import annotations
 
-from inductor_gen.fuse.cluster import LOOP_KINDS, Cluster, Fusion
+from inductor_gen.fuse.cluster import COMPUTED, LOOP_KINDS, Cluster, Fusion
 from inductor_gen.fuse.legality import is_full, merger, operand_in, refine
 from inductor_gen.fuse.score import Costs
 from inductor_gen.loops.graph import Node, runs_once
@@ -17,8 +17,14 @@ __all__ = ["cluster_nodes"]
 
 def cluster_nodes(fusion: Fusion, costs: Costs) -> None:
     """Give each node of the graph its cluster."""
+    readers: dict[Node, list[Node]] = {x: [] for x in fusion.olds}
     for node in fusion.graph.nodes:
-        if node in fusion.live and node.kind in ("pointwise", "reduce", "scan"):
+        for x in fusion.bases(node) if readers and node in fusion.live and node.kind in COMPUTED else ():
+            if x in readers:
+                readers[x].append(node)
+        if node in fusion.renewing:
+            fusion.new_cluster(node, True, node.shape, readers[fusion.renewing[node]])
+        elif node in fusion.live and node.kind in ("pointwise", "reduce", "scan"):
             _place(fusion, costs, node)
         elif node.kind == "extern":
             _extern(fusion, node)

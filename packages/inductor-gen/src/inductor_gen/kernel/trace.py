@@ -11,7 +11,7 @@ import torch
 from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.layout.record import Layout
-from inductor_gen.loops.graph import Node, inner_dims, is_whole_division
+from inductor_gen.loops.graph import Node, asked_before, inner_dims, is_whole_division
 from inductor_gen.loops.index import ONE, ZERO, flatten, lower, nonneg, size, upper
 from inductor_gen.loops.views import Index
 from prims.dtypes import HALVES
@@ -291,7 +291,8 @@ class _Tracer:
             shared, rest = index[: len(indices[0].shape)], index[len(indices[0].shape) :]
             dims = zip(indices, node.args[2], strict=True)
             given = ((d, self.wrapped(self.value(i, shared, where), x.shape[d])) for i, d in dims)
-        found = {d: self.bounded(i, x.shape[d], where) for d, i in given}
+        asked = asked_before(node, self.fusion.kept)
+        found = {d: i if asked else self.bounded(i, x.shape[d], where) for d, i in given}
         places, others = {d: self.place(i) for d, i in found.items()}, iter(rest)
         return tuple(places[d] if d in places else next(others) for d in range(len(x.shape))), list(found.values())
 
@@ -402,7 +403,8 @@ def trace(
 def trace_scatter(
     fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout], storage: Storage, rounding: bool = False
 ) -> Body:
-    """The body that combines the values of a scatter or index_put into its buffer, which holds ``x`` already."""
+    """The body that combines the values of a scatter or index_put into its buffer, which holds ``x`` already. An input
+    is not written, as eager does not, where an index is refused."""
     tracer = _Tracer(fusion, cluster, layouts, storage, rounding)
     node = cluster.nodes[0]
     index = cluster.operands[node]
@@ -411,5 +413,7 @@ def trace_scatter(
         source, mode = node.args[2], node.args[4]
     else:
         source, mode = node.args[3], "add" if node.args[4] else "set"
-    tracer.body.stores.append(Store(storage(node), layouts[node].position(at), tracer.value(source, index), mode))
+    into = storage(node)
+    asks = into.kind == "input" or into in fusion.renewing
+    tracer.body.stores.append(Store(into, layouts[node].position(at), tracer.value(source, index), mode, asks))
     return tracer.finish([node])

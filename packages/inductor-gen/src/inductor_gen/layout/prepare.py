@@ -18,8 +18,8 @@ from inductor_gen.extern.attention import mask_of
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
-from inductor_gen.layout.updates import in_place_updates, new_values
-from inductor_gen.loops.graph import Graph, Node, is_training
+from inductor_gen.layout.updates import in_place_updates, new_values, scattered_over
+from inductor_gen.loops.graph import Graph, Node, is_training, reached
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
 from inductor_gen.rewrite.convolutions import SPATIAL
@@ -52,6 +52,9 @@ class _Preparer:
         self.context = env.symbols.context
         self.out = Prepared(Graph())
         self.updates = in_place_updates(self.old, env) if in_place else {}
+        self.over = scattered_over(self.old, env, self.updates) if in_place is True else {}
+        loops = lambda x: () if x.kind in ("extern", "item") else x.users
+        self.old_values = set(reached([*self.over, *self.over.values()], loops))  # made of what inputs or parts held
         self.owned: set[Node] = set()  # buffers that some output already is
         self.relaid: dict[tuple[Node, str | None], ViewRef] = {}
         self.copies: dict[tuple[Node, str | None], Node] = {}  # row-major ones, of views that strides cannot express
@@ -300,12 +303,29 @@ class _Preparer:
         return node.op in _BLAS and any(s is ONE for s in ref.strides[-2:])
 
     def _scatter(self, node: Node) -> None:
-        target = self.updates.get(node)
-        if target is None:
+        target, over = self.updates.get(node), self.over.get(node)
+        if over is not None:
+            target = self._scatter_over(node, over)
+        elif target is None:
             target = self.copy(node.args[0])
             node.args = (target, *node.args[1:])
         self.out.scattered[node] = target
         self.out.layouts[node] = self.out.layouts[target]
+
+    def _scatter_over(self, node: Node, over: Node) -> Node:
+        """The buffer of a scatter that may come to write the input ``over``: a copy of it, or the copy that the scatter
+        before it writes; what is scattered is in memory by then."""
+        before = node.args[0]
+        held = {x: self.copy(x) for x in dict.fromkeys(node.ins) if x in self.old_values and x not in (before, over)}
+        self.out.held.update(held.values())
+        if before is over:
+            target = self.copy(over, self.layout(over).strides)
+            self.out.renewing[target] = over
+        else:
+            target = self.out.scattered[before]
+        swap = lambda x: held.get(x, x) if isinstance(x, Node) else x
+        node.args = (target if before is over else before, *map_values(swap, node.args[1:]))
+        return target
 
     # ---- outputs ----------------------------------------------------------------------------------------
 
@@ -314,7 +334,7 @@ class _Preparer:
             self.out.outputs.append(self._output(desc, x) if isinstance(x, Node) else x)
 
     def _output(self, desc: Any, x: Node) -> ViewRef:
-        if desc.kind == "mutation" and x in self.updates:
+        if desc.kind == "mutation" and (x in self.updates or x in self.over):
             return ViewRef(x, x.shape, self.layout(x).strides, ZERO)
         spec = desc.spec
         wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
@@ -324,7 +344,9 @@ class _Preparer:
             self.out.layouts.setdefault(x, Layout(wanted))
         ref = self.resolve(x)
         if ref is not None and (wanted is None or _same_strides(ref.shape, ref.strides, wanted)):
-            if self.out.storage(ref.base).kind not in ("input", "constant") and ref.base not in self.owned:
+            storage = self.out.storage(ref.base)
+            given = storage.kind in ("input", "constant") or storage in self.out.renewing
+            if not given and ref.base not in self.owned:
                 self.owned.add(ref.base)
                 # What eager computes of a result has a layout for which the strides of dimensions of one element count.
                 if wanted is None or desc.kind == "saved" or _is_of_convolution(ref.base):

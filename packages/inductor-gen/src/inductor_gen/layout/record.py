@@ -66,6 +66,8 @@ class Prepared:
         freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
         images: matrices ``[images * pixels, channels]`` that are images with channels last, and the images' shapes.
         renewed: the buffers of inputs' new values that may be the inputs', each with its input.
+        renewing: the copies of inputs that scatters make their new values of, each with its input.
+        held: what is scattered into those, made of what the inputs held before.
         forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
     """
 
@@ -77,6 +79,8 @@ class Prepared:
     tangents: set[Node] = field(default_factory=set)
     freed: set[Node] = field(default_factory=set)
     renewed: dict[Node, Node] = field(default_factory=dict)
+    renewing: dict[Node, Node] = field(default_factory=dict)
+    held: set[Node] = field(default_factory=set)
     forms: dict[Node, str] = field(default_factory=dict)
     images: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
 
@@ -102,7 +106,7 @@ class Prepared:
         for node in self.graph.nodes:
             if node.kind in ("extern", "item"):
                 found.update(node.ins)
-        return found | set(self.scattered.values())
+        return found | set(self.scattered.values()) | self.held
 
 
 def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -9,10 +9,15 @@ another guess about its masks): it writes the same elements again.
 
 A value that does depend on what the input held (a step of an optimizer, a running mean, sums that are scattered into
 it) may be written over it by the last kernels, after everything that can fail, so that nothing is run again afterwards:
-:func:`new_values` says which these are, and the memory plan whether it is done.
+:func:`new_values` says which these are, and the memory plan whether it is done. Where such a value is scatters into
+what the input held, which others read too (``k[:, 5:7] += x``), it is a copy of the input that the scatters write: a
+copy over the input itself, which moves nothing, where all who read the input have run by then. What is scattered is in
+memory before it. :func:`scattered_over` says which scatters these are.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 from inductor_gen.layout.record import Prepared, ViewRef
 from inductor_gen.loops.graph import Graph, Node, instances
@@ -21,7 +26,7 @@ from prims.ir import Envelope
 from prims.spec import TensorSpec
 from prims.spec import layout as strided
 
-__all__ = ["in_place_updates", "new_values"]
+__all__ = ["in_place_updates", "new_values", "scattered_over"]
 
 
 def in_place_updates(graph: Graph, env: Envelope) -> dict[Node, Node]:
@@ -34,6 +39,43 @@ def in_place_updates(graph: Graph, env: Envelope) -> dict[Node, Node]:
         if chain and target.dtype == value.dtype and _elements_apart(target):
             found.update((scatter, target) for scatter in chain)
     return found
+
+
+def scattered_over(graph: Graph, env: Envelope, updates: Container[Node]) -> dict[Node, Node]:
+    """The scatters into inputs that are not among ``updates`` but may come to write them, each with the input."""
+    found: dict[Node, Node] = {}
+    results = {x for x in graph.outputs if isinstance(x, Node)}
+    for mutation in env.mutations:
+        target, value = graph.inputs[mutation.input_index], graph.outputs[mutation.output_index]
+        if not isinstance(value, Node) or value in updates or value.dtype != target.dtype or value is target:
+            continue
+        chain = []
+        while isinstance(value, Node) and value.kind == "scatter":
+            chain.append(value)
+            before = value.args[0]
+            if before is target:
+                if _elements_apart(target):
+                    found.update((scatter, target) for scatter in chain)
+                break
+            if not _leads_to(before, value, results):
+                break
+            value = before
+    return found
+
+
+def _leads_to(value: Node, scatter: Node, results: Container[Node]) -> bool:
+    """Is all that is made of a value, but for the scatter's result, read by the scatter alone?"""
+    todo, seen = [value], {scatter}
+    while todo:
+        x = todo.pop()
+        if x in results:
+            return False
+        fresh = [user for user in x.users if user not in seen]
+        if x is not value and not x.users:
+            return False
+        seen.update(fresh)
+        todo += fresh
+    return True
 
 
 def new_values(prepared: Prepared, env: Envelope) -> dict[Node, Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import field
 from typing import Any, TypeVar
 
@@ -23,8 +23,8 @@ from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = [
-    "Graph", "Node", "build_graph", "inner_dims", "instances", "is_training", "is_whole_division", "kind_of",
-    "may_refuse", "overload_name", "reached", "runs_once",
+    "Graph", "Node", "asked_before", "build_graph", "inner_dims", "instances", "is_training", "is_whole_division",
+    "kind_of", "may_refuse", "overload_name", "reached", "runs_once",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -300,6 +300,10 @@ def runs_once(node: Node | torch.fx.Node) -> bool:
     return is_collective(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+#: Nodes among which one is looked for that asks the same; views in which each element of their operand is.
+_ASKED, _WHOLE = 32, frozenset(("reshape", "permute", "broadcast", "flip"))
+
+
 def may_refuse(node: Node) -> bool:
     """May computing the node raise because of what its operands hold? On a GPU a kernel ends the process instead."""
     if node.kind == "extern":
@@ -309,6 +313,25 @@ def may_refuse(node: Node) -> bool:
     if is_whole_division(node.op, node.dtype):
         return isinstance(node.args[1], Node) or not node.args[1]  # numbers are the program's own
     return node.kind == "scatter" or node.op in ("gather", "index")
+
+
+def asked_before(node: Node, kept: Container[Node]) -> bool:
+    """Has a kernel that runs before looked at the very places by which an ``index`` or ``index_put`` goes? It has where
+    the node goes on from what was put there, or where what is put was read there and is ``kept`` in memory since."""
+    if node.op not in ("index", "index_put"):
+        return False
+    places = lambda x: (x.args[1], x.args[2], [x.args[0].shape[d] for d in x.args[2]])
+    if node.args[0].op == "index_put" and places(node.args[0]) == places(node):
+        return True
+    todo, seen = [node.args[3]] if node.op == "index_put" and node.args[3] in kept else [], set[Node]()
+    while todo and len(seen) < _ASKED:
+        x = todo.pop()
+        if x.op == "index" and places(x) == places(node):
+            return True
+        if x not in seen and (x.kind in ("pointwise", "reduce") or x.op in _WHOLE):
+            todo += x.ins
+        seen.add(x)
+    return False
 
 
 def is_whole_division(op: str, dtype: torch.dtype | None) -> bool:

@@ -3,7 +3,7 @@ that are left one that keeps few bytes alive."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from inductor_gen.kernel.ir import Kernel, Step
 from inductor_gen.layout.record import Prepared
@@ -16,20 +16,23 @@ __all__ = ["dependencies", "ordered"]
 
 def ordered(steps: Sequence[Step], prepared: Prepared, hint: Hint) -> list[Step]:
     """The steps (given with producers first) in the order in which they run."""
-    needs = dependencies(steps, prepared.renewed)
+    needs = dependencies(steps, prepared.renewed, prepared.renewing)
     order = _delayed(steps, needs, prepared.tangents)
     footprints = dict(enumerate(map(footprint, steps)))
     orders = Orders(footprints, dict(enumerate(needs)), prepared.returned(), prepared.freed, hint, prepared.renewed)
     return [steps[i] for i in orders.lightest(order)]
 
 
-def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[set[int]]:
+def dependencies(
+    steps: Sequence[Step], renewed: Collection[Node] = (), renewing: Mapping[Node, Node] | None = None
+) -> list[set[int]]:
     """The steps, by position, that must run before each step: those that write what it reads or changes, those that
     read what it changes, and the operator before it that draws random numbers or exchanges data with other processes.
 
     What changes an input also waits for what may refuse the program's data and holds something that eager computes
     before the change: it would have raised its error by then (fusion keeps that apart from what reads the change).
-    What makes ``renewed`` buffers waits for everything that may fail, where that does not wait for it.
+    What makes ``renewed`` buffers waits for everything that may fail, where that does not wait for it; what makes
+    ``renewing`` ones, each a copy of an input that it may turn out to be, also for what reads the input.
     """
     needs: list[set[int]] = []
     writer: dict[Node, int] = {}
@@ -59,6 +62,9 @@ def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[
     last = [k for k, step in enumerate(steps) if renewed and not set(renewed).isdisjoint(step.writes)]
     failing = [k for k, step in enumerate(steps) if footprint(step).fails] if last else []
     _wait(last, failing, steps, needs, "all")
+    for copy, given in (renewing or {}).items():
+        made = [k for k, step in enumerate(steps) if copy in step.writes]
+        _wait(made, [k for k, step in enumerate(steps) if given in step.reads and k not in made], steps, needs, "all")
     return needs
 
 

@@ -172,7 +172,8 @@ class _Joiner:
         most = Orders(before, {}, *ends).peak(self.order)
         if Orders(after, {}, *ends).peak(self.order) <= most:
             return self.order
-        found = dependencies([self.steps[i] for i in self.order], self.builder.prepared.renewed)
+        prepared = self.builder.prepared
+        found = dependencies([self.steps[i] for i in self.order], prepared.renewed, prepared.renewing)
         needs = {i: {self.order[j] for j in earlier} for i, earlier in zip(self.order, found, strict=True)}
         for first, second in pairwise(makers):
             needs[second].add(first)

@@ -23,6 +23,7 @@ from prims.lower.custom import custom_call, opaque_call
 from prims.lower.numerics import not_exact, stays_eager
 from prims.lower.once import MISSING, Call, Once
 from prims.lower.pairs import each_part, joined, paired
+from prims.lower.readback import read_back
 from prims.lower.rebuild import Rebuild
 from prims.lower.regions import UPDATES, write_region, written_regions
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
@@ -50,6 +51,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     `prims.lower.rewrites` are applied as nodes are made, one unit of fuel each. `prims.lower.numerics` says what stays
     one node besides, where results must be eager's.
     """
+    env = read_back(env, context.claims)
     build = Rebuild(env, context.claims, rewrites_for(context.options.numerics), fuel)
     p = build.p
     setattr(p, ASKED_FOR, False)

@@ -2,11 +2,14 @@
 
 A functional graph says ``k[:, :, 5:6] = x`` as ``slice_scatter(k, x, 2, 5, 6)``, a whole new value, and a write through
 several views as scatters into one another. Where nobody else needs what the input held, the part alone need be
-written: the scatters become one ``index_put`` into the input, with the part's positions as its indices.
+written: the scatters become one ``index_put`` into the input, with the part's positions as its indices. So where what
+is written is made of what was there (``k[:, :, 5:6] += x``), and is at most half of the input: the part is held apart
+before it is written, so that it is written and read once more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +70,9 @@ def written_regions(env: Envelope) -> dict[torch.fx.Node, Region]:
             elif node.target not in _SETTING:
                 break
             before = node.args[0]
-            if not isinstance(before, torch.fx.Node) or not _only_written(before, node):
+            if not isinstance(before, torch.fx.Node):
+                break
+            if not _only_written(before, node) and not (_is_small(region, before) and _leads_to(before, node, target)):
                 break
             node = before
         else:
@@ -124,6 +129,29 @@ def _only_written(value: torch.fx.Node, scatter: torch.fx.Node) -> bool:
                 return False
     inner = [user for user in value.users if user.target in SCATTERS and user is not scatter]
     return not inner and scatter.args[1] is not value
+
+
+def _is_small(region: Region | None, whole: torch.fx.Node) -> bool:
+    """Is a part at most half of the whole? What is set by tensors of positions is taken for one."""
+    if region is None:
+        return True
+    count = lambda x: math.prod(x.meta["spec"].shape)
+    known = all(isinstance(n, int) for x in (region.source, whole) for n in x.meta["spec"].shape)
+    return 2 * count(region.source) <= count(whole) if known else bool(region.fixed)
+
+
+def _leads_to(value: torch.fx.Node, scatter: torch.fx.Node, given: torch.fx.Node) -> bool:
+    """Is all that is made of a value, but for the scatter's result, read by the scatter alone? What is made of the
+    input itself others may read: it was there before."""
+    todo, seen = [value], {scatter}
+    while todo and value is not given:
+        x = todo.pop()
+        fresh = [user for user in x.users if user not in seen]
+        if x.op == "output" or (x is not value and not x.users):
+            return False
+        seen.update(fresh)
+        todo += fresh
+    return True
 
 
 def write_region(p: Any, base: Value, source: Value, region: Region) -> Value:

@@ -1,0 +1,73 @@
+"""Parts that are read back as they were written, and those that are written again.
+
+Writes through views come in nested scatters: ``k[2:22, 3:7].mul_(0.5).add_(1)`` is a scatter into a scatter into ``k``,
+of what is read from those of the first write. Here what is read at the very place that was written last is what was
+written there, and a scatter goes on from what its own place overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+import torch.fx
+
+from prims.decomp.registry import get
+from prims.ir.envelope import Envelope
+from prims.lower.clean import erase_dead
+from prims.lower.regions import SCATTERS, VIEWS
+from prims.lower.strided import STRIDED
+
+__all__ = ["read_back"]
+
+_aten = torch.ops.aten
+
+
+def read_back(env: Envelope, claims: Container[str]) -> Envelope:
+    """An aten envelope without these detours; the same one where there are none."""
+    same: dict[torch.fx.Node, torch.fx.Node] = {}
+    onto: dict[torch.fx.Node, torch.fx.Node] = {}
+    resolved: Callable[[Any], torch.fx.Node] = lambda x: same.get(x, x)
+    for node in env.graph.nodes:
+        if node.target in VIEWS:
+            written = resolved(node.args[0])
+            if SCATTERS.get(written.target) is node.target and _fixed(node.args[1:]) and written.args[2:] == node.args[1:]:
+                source = resolved(written.args[1])
+                if source.meta["spec"].dtype == node.meta["spec"].dtype:
+                    same[node] = source
+        elif node.target in SCATTERS and _fixed(node.args[2:]):
+            base = resolved(node.args[0])
+            while base.target is node.target and base.args[2:] == node.args[2:]:
+                base = resolved(base.args[0])
+            if base is not resolved(node.args[0]):
+                onto[node] = base
+    return _with(env, same, onto, claims) if same or onto else env
+
+
+def _fixed(place: tuple[Any, ...]) -> bool:
+    return all(type(x) in (int, type(None)) for x in place)
+
+
+def _with(
+    env: Envelope, same: dict[torch.fx.Node, torch.fx.Node], onto: dict[torch.fx.Node, torch.fx.Node],
+    claims: Container[str],
+) -> Envelope:  # fmt: skip
+    """The envelope with ``same`` nodes for those that read them, but where a node's layout counts, and with scatters
+    ``onto`` others."""
+    graph, made = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    for node in env.graph.nodes:
+        plain = _takes_values(node, claims)
+        copy = graph.node_copy(node, lambda x, plain=plain: made[same.get(x, x) if plain else x])  # type: ignore[misc]
+        if node in onto:
+            copy.update_arg(0, made[onto[node]])
+        made[node] = copy
+    erase_dead(graph)
+    return env.replace(graph=graph)
+
+
+def _takes_values(node: torch.fx.Node, claims: Container[str]) -> bool:
+    """Does an operator take values alone, wherever they lie?"""
+    if node.op != "call_function" or str(node.target) in claims or str(node.target) in STRIDED:
+        return False
+    return get(node.target) is not None  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Writes to static key-value caches, and a decoding step that reads them: ``python benchmarks/static_cache.py``.
 
-Each call writes one row of each of eight caches of 8 heads and 64 columns; ``step`` also attends over the caches.
+Each call writes one row of each of eight caches of 8 heads and 64 columns, or adds to it; ``step`` also attends over the
+caches.
 Eager, compiled and (with ``--torch-compile``) torch.compile's calls alternate in one process; the fastest counts. On a
 GPU a call is timed with the queue full (device time where that is longer) and alone (wall time).
 """
@@ -45,6 +46,24 @@ def one_write(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -
     return row
 
 
+def add_item(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    for cache in caches:
+        cache[:, :, at] += row
+    return row
+
+
+def index_add(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    for cache in caches:
+        cache.index_add_(2, at, row)
+    return row
+
+
+def add_part(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    for cache in caches:
+        cache[:, :, 5:6] = cache[:, :, 5:6] * 0.5 + row
+    return row
+
+
 def step(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     x = row
     for key, value in zip(caches[::2], caches[1::2], strict=True):
@@ -55,7 +74,9 @@ def step(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> tor
 
 
 PROGRAMS = {
-    "eight index_copy_": index_copy, "eight cache[:, :, at] = row": set_item, "one write": one_write, "step": step,
+    "eight index_copy_": index_copy, "eight cache[:, :, at] = row": set_item, "one write": one_write,
+    "eight cache[:, :, at] += row": add_item, "eight index_add_": index_add, "eight of cache[:, :, 5:6]": add_part,
+    "step": step,
 }  # fmt: skip
 
 
@@ -108,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rows", type=int, nargs="*", default=[256, 4096, 32768])
+    parser.add_argument("--programs", nargs="*", choices=[f.__name__ for f in PROGRAMS.values()])
     parser.add_argument("--seconds", type=float, default=1.0, help="per case")
     parser.add_argument("--torch-compile", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -117,6 +139,8 @@ def main() -> None:
         "python": platform.python_version(), "hardware": hardware(options.device), "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
     for name, program in PROGRAMS.items():
+        if options.programs and program.__name__ not in options.programs:
+            continue
         for rows in options.rows:
             record = measure(program, rows, options.device, options.seconds, options.torch_compile)
             shown = ", ".join(f"{way} {ms:.4f}" for way, ms in record["ms"].items())

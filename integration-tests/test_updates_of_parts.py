@@ -8,6 +8,7 @@ was.
 from __future__ import annotations
 
 import contextlib
+import random
 import warnings
 
 import pytest
@@ -213,3 +214,57 @@ def test_the_judge_sees_a_copy():
 
     report = judged(program, tensors, check=False).report()
     assert not few_bytes(report, tensors()[0])
+
+
+#: Statements over two states, places that may repeat, numbers, and what was read before (``y``).
+STATEMENTS = [
+    "a[{r}] += y[0]", "a[{r}:{s}] *= 0.5", "b[:, {c}] = a[:, {d}] + 1", "a[{r}, {c}] = b[{s}, {d}] * 2",
+    "a[i] = a[i] * 0.5 + v", "b[i] += v", "a.index_add_(0, i, v)", "b.index_put_((i,), v, accumulate=True)",
+    "a[{r}:] = a[: -{r} or None].flip(0)", "b[{r}] = a[{s}]", "a[::2].add_(b[::2])", "b[1:3, {c}:].zero_()",
+    "a[{r}].copy_(b[{s}].exp().clamp(max=2))", "b.copy_(a * 0.5)", "a.mul_(0.5)", "a[:, {c}].clamp_(min=0.1)",
+    "y = y + a[{r}].sum()", "y = y + b[i].sum(1)[:2].repeat(2)", "y = y * 0.5 + b[:4, {c}]", "y = y + a.amax(1)[:4]",
+    "out.append(a[{r}:{s}] * 2)", "out.append(b[i])", "out.append(a.sum(0))", "out.append(b[{r}, {c}])",
+    "a[i, {c}] = y[:3]", "a[b[0, :2].abs().long() % 8] = 1.5", "b[a[:, {c}] > {d}] = -1.0",
+]  # fmt: skip
+
+
+def random_program(seed: int) -> str:
+    """Its text."""
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(draw.randint(2, 7)):
+        low, high = sorted(draw.sample(range(8), 2))
+        text = draw.choice(STATEMENTS)
+        lines.append(text.format(r=low, s=high, c=draw.randint(0, 5), d=draw.randint(0, 5)))
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"def program(a, b, i, v, y):\n    out = []\n{body}    return out, y\n"
+
+
+def random_inputs(seed: int, call: int):
+    draw = torch.Generator().manual_seed(seed)
+    a, b = (torch.rand(8, 6, generator=draw) - 0.3 for _ in range(2))
+    places = torch.randint(0, 8, (3,), generator=draw)
+    if seed % 7 == 0 and call == 1:
+        places[call] = 9  # refused
+    return [a, a if seed % 5 == 4 else b, places, torch.rand(3, 6, generator=draw), torch.ones(4)]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_programs(seed):
+    text = random_program(seed)
+    scope: dict = {"torch": torch}
+    exec(compile(text, "<program>", "exec"), scope)
+    compiled = compile_api.compile(scope["program"], options={"verify": "every_pass"})
+    for call in range(3):
+        runs = []
+        for run in (scope["program"], compiled):
+            given = random_inputs(seed, call)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    result = run(*given)
+                except (IndexError, RuntimeError) as error:
+                    result = [torch.tensor([len(type(error).__name__)])]
+            runs.append((result, given))
+        torch.testing.assert_close(runs[1], runs[0], rtol=1e-5, atol=1e-5, msg=lambda m: f"{m}\n{text}")
+    assert not [f for f in compiled.report().fallbacks if f.stage == "codegen"]

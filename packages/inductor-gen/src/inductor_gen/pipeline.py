@@ -154,7 +154,11 @@ def lower_graph(
             name = step.chosen[0] if step.chosen else function_of(step.node, *prepared.call_of(step.node), options)[0]
             note_policies(step.node, name, options, report)
     with report.phase("inductor.render"):
-        together = launches(steps, rendering.starts_slowly, lambda kernel: _kind(kernel, rendering, prepared))
+        alone = lambda kernel: kernel.nodes[0] in prepared.renewing  # it may turn out to move nothing
+        together = launches(
+            steps, lambda kernel: not alone(kernel) and rendering.starts_slowly(kernel),
+            lambda kernel: None if alone(kernel) else _kind(kernel, rendering, prepared),
+        )  # fmt: skip
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
     with report.phase("inductor.memory"):
         footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]

@@ -543,7 +543,7 @@ class _Kernel:
         """Serial over the variables that collide, parallel over those that address distinct elements. Of these the one
         along which the buffer is contiguous goes innermost; without one, several rows go together."""
         store = self.body.stores[0]
-        if self.checks and store.asks:
+        if self.checks and store.buffer.kind == "input":
             self._check_first()
         strides = {v: linear(self.body, store.at, v) for v in self.nest.outer if v in store.at.symbols}
         free = [v for v, stride in strides.items() if stride is not None]

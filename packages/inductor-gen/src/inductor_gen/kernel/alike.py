@@ -104,7 +104,7 @@ def rebound(nest: Nest, nodes: Mapping[Node, Node], like: Sequence[Node]) -> Nes
         copies[v.id] = copy
     made = Body(
         list(body.outer), list(body.inner), dict(body.space), list(copies.values()),
-        [Store(nodes[s.buffer], s.at, copies[s.value.id], s.mode, s.asks) for s in body.stores],
+        [Store(nodes[s.buffer], s.at, copies[s.value.id], s.mode) for s in body.stores],
         {e: copies[v.id] for e, v in body.atoms.items()}, [nodes[n] for n in body.nodes], body.parts,
     )  # fmt: skip
     found = Nest(made, list(nest.outer), list(nest.inner), nest.lane)

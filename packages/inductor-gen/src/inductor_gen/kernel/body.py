@@ -59,16 +59,12 @@ def _always(_: Val) -> bool:
 
 @record(frozen=False)
 class Store:
-    """``buffer[at] = value``, or combined as ``mode`` says (``set add mul max min``).
-
-    ``asks``: on a CPU all that the body checks is looked at before the first element is written.
-    """
+    """``buffer[at] = value``, or combined as ``mode`` says (``set add mul max min``)."""
 
     buffer: Node
     at: Expr
     value: Val
     mode: str = "set"
-    asks: bool = False
 
 
 @record(frozen=False)
@@ -190,7 +186,7 @@ class Body:
                 add(copy)
             copies[v.id] = copy
         made.atoms = {e: copies[v.id] for e, v in self.atoms.items()}
-        made.stores = [Store(s.buffer, s.at, copies[s.value.id], s.mode, s.asks) for s in stores]
+        made.stores = [Store(s.buffer, s.at, copies[s.value.id], s.mode) for s in stores]
         made.prune()
         return made
 

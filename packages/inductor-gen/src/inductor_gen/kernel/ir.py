@@ -79,11 +79,6 @@ class Kernel:
         """Does it check what the program's data says, and may it refuse it?"""
         return any(v.op in ("bounded", "nonzero") for nest in self.nests for v in nest.body.vals)
 
-    @property
-    def asks(self) -> bool:
-        """Does it look at all that it checks before it writes anything?"""
-        return all(s.asks for nest in self.nests for s in nest.body.stores)
-
     def touched(self) -> tuple[Node, ...]:
         """Every buffer that it reads or writes, each once."""
         return tuple(dict.fromkeys((*self.writes, *self.updates, *self.reads)))

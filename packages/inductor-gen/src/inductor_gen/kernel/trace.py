@@ -226,6 +226,10 @@ class _Tracer:
                 return self.val("bitcast", (self.value(node.args[0], index, where),), node.args[1])
             case "copy":
                 return self.value(node.args[0], index, where)
+            case "bounded":
+                x, extent, wraps = node.args
+                i = self.value(x, index, where)
+                return self.bounded(self.wrapped(i, extent) if wraps else i, extent, where)
             case "random_uniform" | "random_normal" | "random_bits":
                 return self._random(node, index)
         if node.op == "where" and isinstance(node.args[0], Node):
@@ -290,7 +294,8 @@ class _Tracer:
         else:
             shared, rest = index[: len(indices[0].shape)], index[len(indices[0].shape) :]
             dims = zip(indices, node.args[2], strict=True)
-            given = ((d, self.wrapped(self.value(i, shared, where), x.shape[d])) for i, d in dims)
+            values = ((d, i, self.value(i, shared, where)) for i, d in dims)
+            given = ((d, v if i.op == "bounded" else self.wrapped(v, x.shape[d])) for d, i, v in values)
         asked = asked_before(node, self.fusion.kept)
         found = {d: i if asked else self.bounded(i, x.shape[d], where) for d, i in given}
         places, others = {d: self.place(i) for d, i in found.items()}, iter(rest)
@@ -403,8 +408,7 @@ def trace(
 def trace_scatter(
     fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout], storage: Storage, rounding: bool = False
 ) -> Body:
-    """The body that combines the values of a scatter or index_put into its buffer, which holds ``x`` already. An input
-    is not written, as eager does not, where an index is refused."""
+    """The body that combines the values of a scatter or index_put into its buffer, which holds ``x`` already."""
     tracer = _Tracer(fusion, cluster, layouts, storage, rounding)
     node = cluster.nodes[0]
     index = cluster.operands[node]
@@ -413,7 +417,5 @@ def trace_scatter(
         source, mode = node.args[2], node.args[4]
     else:
         source, mode = node.args[3], "add" if node.args[4] else "set"
-    into = storage(node)
-    asks = into.kind == "input" or into in fusion.renewing
-    tracer.body.stores.append(Store(into, layouts[node].position(at), tracer.value(source, index), mode, asks))
+    tracer.body.stores.append(Store(storage(node), layouts[node].position(at), tracer.value(source, index), mode))
     return tracer.finish([node])

@@ -19,7 +19,7 @@ from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
 from inductor_gen.layout.updates import in_place_updates, new_values, scattered_over
-from inductor_gen.loops.graph import Graph, Node, is_training, reached
+from inductor_gen.loops.graph import Graph, Node, asked_before, instances, is_training, reached
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
 from inductor_gen.rewrite.convolutions import SPATIAL
@@ -27,7 +27,7 @@ from prims.dtypes import HALVES
 from prims.errors import InternalError, QuintetError
 from prims.handlers.base import map_values
 from prims.ir import Envelope
-from prims.spec import TensorSpec, infer, layout
+from prims.spec import Sym, TensorSpec, infer, layout
 from prims.spec.expr import Expr
 
 __all__ = ["prepare", "travels_channels_last"]
@@ -55,6 +55,7 @@ class _Preparer:
         self.over = scattered_over(self.old, env, self.updates) if in_place is True else {}
         loops = lambda x: () if x.kind in ("extern", "item") else x.users
         self.old_values = set(reached([*self.over, *self.over.values()], loops))  # made of what inputs or parts held
+        self.bounded: dict[tuple[Node, Expr, bool], Node] = {}
         self.owned: set[Node] = set()  # buffers that some output already is
         self.relaid: dict[tuple[Node, str | None], ViewRef] = {}
         self.copies: dict[tuple[Node, str | None], Node] = {}  # row-major ones, of views that strides cannot express
@@ -325,7 +326,31 @@ class _Preparer:
             target = self.out.scattered[before]
         swap = lambda x: held.get(x, x) if isinstance(x, Node) else x
         node.args = (target if before is over else before, *map_values(swap, node.args[1:]))
+        if not node.on_gpu and not asked_before(node, self.out.held):
+            self._ask_before(node)
         return target
+
+    def _ask_before(self, node: Node) -> None:
+        """Have the places of a scatter looked at by a kernel of their own, which fails before anything is written."""
+        _, places, *rest = node.args
+        shape = node.args[0].shape
+        if node.op == "scatter":
+            node.args = (node.args[0], self._bounded(places, shape[node.args[3]], False), *rest)
+        elif not all(map(_are_numbers, places)):
+            asked = tuple(self._bounded(i, shape[d], True) for i, d in zip(places, node.args[2], strict=True))
+            node.args = (node.args[0], asked, *rest)
+
+    def _bounded(self, places: Node, extent: Expr, wraps: bool) -> Node:
+        """Positions along a dimension, which are refused outside it; with ``wraps`` they may count from its end."""
+        found = self.bounded.get((places, extent, wraps))
+        if found is None:
+            spec = TensorSpec(places.spec.shape, torch.int64, places.device)  # type: ignore[arg-type,union-attr]
+            found = Node(0, "pointwise", "bounded", (places, extent, wraps), spec, places.source)
+            self.bounded[places, extent, wraps] = found
+            self.new_nodes.append(found)
+            self.out.layouts[found] = Layout(contiguous_strides(found.shape))
+            self.out.held.add(found)
+        return found
 
     # ---- outputs ----------------------------------------------------------------------------------------
 
@@ -438,6 +463,13 @@ def prepare(graph: Graph, env: Envelope, hint: Hint, numerics: str = "fast", in_
     prepared = _Preparer(graph, env, hint, numerics, in_place).run()
     prepared.renewed = new_values(prepared, env) if in_place is True else {}
     return prepared
+
+
+def _are_numbers(places: Node) -> bool:
+    """Are positions the program's own, and known?"""
+    made = reached([places], lambda x: instances(Node, x.args))
+    numbers = lambda x: all(type(a) is not Sym for a in x.args) and all(n.is_const for n in x.shape)
+    return all(x.kind in ("view", "create") and numbers(x) for x in made)
 
 
 def _is_of_convolution(x: Node) -> bool:

@@ -312,15 +312,21 @@ def may_refuse(node: Node) -> bool:
         return False
     if is_whole_division(node.op, node.dtype):
         return isinstance(node.args[1], Node) or not node.args[1]  # numbers are the program's own
-    return node.kind == "scatter" or node.op in ("gather", "index")
+    return node.kind == "scatter" or node.op in ("gather", "index", "bounded")
 
 
 def asked_before(node: Node, kept: Container[Node]) -> bool:
-    """Has a kernel that runs before looked at the very places by which an ``index`` or ``index_put`` goes? It has where
-    the node goes on from what was put there, or where what is put was read there and is ``kept`` in memory since."""
+    """Has a kernel that runs before looked at the very places by which a node goes? It has where those are ``bounded``,
+    and of an ``index`` or ``index_put`` where it goes on from what was put there, or where what is put was read there
+    and is ``kept`` in memory since."""
+    if node.op == "scatter":
+        return node.args[1].op == "bounded"
     if node.op not in ("index", "index_put"):
         return False
-    places = lambda x: (x.args[1], x.args[2], [x.args[0].shape[d] for d in x.args[2]])
+    asked = lambda i: i.args[0] if i.op == "bounded" else i
+    places = lambda x: ([*map(asked, x.args[1])], x.args[2], [x.args[0].shape[d] for d in x.args[2]])
+    if all(i.op == "bounded" for i in node.args[1]):
+        return True
     if node.args[0].op == "index_put" and places(node.args[0]) == places(node):
         return True
     todo, seen = [node.args[3]] if node.op == "index_put" and node.args[3] in kept else [], set[Node]()
@@ -329,7 +335,7 @@ def asked_before(node: Node, kept: Container[Node]) -> bool:
         if x.op == "index" and places(x) == places(node):
             return True
         if x not in seen and (x.kind in ("pointwise", "reduce") or x.op in _WHOLE):
-            todo += x.ins
+            todo += instances(Node, x.args)
         seen.add(x)
     return False
 

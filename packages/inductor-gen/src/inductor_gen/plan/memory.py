@@ -139,9 +139,9 @@ def plan_memory(
         hint: a likely number for each size.
         sharing: how buffers may share memory.
     """
-    for inputs in ("asking", "last", "none"):
+    for last in (True, False):
         plan = MemoryPlan(dies=last_reads(steps, returned))
-        _Planner(plan, steps, freed, hint, sharing, inputs).run()
+        _Planner(plan, steps, freed, hint, sharing, last).run()
         if _nothing_fails_after(plan, steps):
             break
     return plan
@@ -152,25 +152,18 @@ def _nothing_fails_after(plan: MemoryPlan, steps: Sequence[Footprint]) -> bool:
     first = min((k for k, step in enumerate(steps) if not plan.renewed.keys().isdisjoint(step.made)), default=None)
     if first is None:
         return True
-    written = False
-    for step in steps[first:]:
-        if step.fails and (written or not step.asks):
-            return False
-        made = () if step.copies else step.made
-        written = written or not plan.renewed.keys().isdisjoint((*made, *step.updates))
     launched = min(k for k in plan.launch_after if k >= first)
-    return all(p.begin <= launched for p in plan.pieces)
+    return not any(step.fails for step in steps[first:]) and all(p.begin <= launched for p in plan.pieces)
 
 
 def _written_over(
-    steps: Sequence[Footprint], dies: Mapping[Node, int], sharing: Sharing, inputs: str
+    steps: Sequence[Footprint], dies: Mapping[Node, int], sharing: Sharing, last: bool
 ) -> dict[Node, Node]:  # fmt: skip
     """Buffers that kernels write over what ends with them, each with that buffer, which is of as many bytes; inputs
-    only by the last steps, of which none can fail, or only before it has written anything (``inputs="asking"``)."""
+    only by the last steps, of which none can fail."""
     over: dict[Node, Node] = {}
     gone: set[Node] = set()
-    failing = [k for k, step in enumerate(steps) if step.fails and not (step.asks and inputs == "asking")]
-    safe = 1 + max(failing, default=-1) if inputs != "none" else len(steps)
+    safe = 1 + max((k for k, step in enumerate(steps) if step.fails), default=-1) if last else len(steps)
     for k, step in enumerate(steps):
         for made, read in step.overwrites:
             fits = dies.get(read) == k and made in step.made and sharing.size(made) is sharing.size(read)
@@ -214,14 +207,14 @@ class _Planner:
 
     def __init__(
         self, plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node], hint: Hint, sharing: Sharing,
-        inputs: str,
+        last: bool,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.steps = steps
         self.freed = freed
         self.hint = hint
         self.sharing = sharing
-        over = _written_over(steps, plan.dies, sharing, inputs)
+        over = _written_over(steps, plan.dies, sharing, last)
         plan.renewed = {made: read for made, read in over.items() if read.kind == "input"}
         self.over = set(over)
         self.next = {read: made for made, read in over.items()}

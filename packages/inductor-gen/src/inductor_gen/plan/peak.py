@@ -39,9 +39,6 @@ class Footprint:
         extra: bytes that it takes while it runs.
         gives_away: memory of buffers that end here may live on elsewhere.
         fails: it may end the call, which is then run again in another way.
-        asks: only before it has written anything.
-        updates: the buffers of which it changes some elements.
-        copies: it makes copies, and does nothing where these are over what they are of.
     """
 
     made: tuple[Node, ...]
@@ -51,9 +48,6 @@ class Footprint:
     extra: int = 0
     gives_away: bool = False
     fails: bool = False
-    asks: bool = False
-    updates: tuple[Node, ...] = ()
-    copies: bool = False
 
 
 def footprint(step: Kernel | Launch | Call, partial: Sequence[Node] = ()) -> Footprint:
@@ -62,11 +56,7 @@ def footprint(step: Kernel | Launch | Call, partial: Sequence[Node] = ()) -> Foo
         return Footprint(step.writes, step.reads, False, (), step.workspace, step.custom, fails=True)
     kernels = step.kernels if isinstance(step, Launch) else (step,)
     fails = any(k.checks and (k.device is None or k.device.type == "cpu") for k in kernels)
-    return Footprint(
-        (*step.writes, *partial), step.reads, overwrites=step.overwrites, fails=fails,
-        asks=len(kernels) == 1 and kernels[0].asks, updates=tuple(n for k in kernels for n in k.updates),
-        copies=all(node.op == "copy" for k in kernels for node in k.nodes),
-    )  # fmt: skip
+    return Footprint((*step.writes, *partial), step.reads, overwrites=step.overwrites, fails=fails)
 
 
 def largest_at_peak(

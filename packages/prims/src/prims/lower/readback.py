@@ -31,8 +31,8 @@ def read_back(env: Envelope, claims: Container[str]) -> Envelope:
     resolved: Callable[[Any], torch.fx.Node] = lambda x: same.get(x, x)
     for node in env.graph.nodes:
         if node.target in VIEWS:
-            written = resolved(node.args[0])
-            if SCATTERS.get(written.target) is node.target and _fixed(node.args[1:]) and written.args[2:] == node.args[1:]:
+            written, place = resolved(node.args[0]), node.args[1:]
+            if SCATTERS.get(written.target) is node.target and _fixed(place) and written.args[2:] == place:
                 source = resolved(written.args[1])
                 if source.meta["spec"].dtype == node.meta["spec"].dtype:
                     same[node] = source

@@ -223,7 +223,9 @@ STATEMENTS = [
     "a[{r}:] = a[: -{r} or None].flip(0)", "b[{r}] = a[{s}]", "a[::2].add_(b[::2])", "b[1:3, {c}:].zero_()",
     "a[{r}].copy_(b[{s}].exp().clamp(max=2))", "b.copy_(a * 0.5)", "a.mul_(0.5)", "a[:, {c}].clamp_(min=0.1)",
     "y = y + a[{r}].sum()", "y = y + b[i].sum(1)[:2].repeat(2)", "y = y * 0.5 + b[:4, {c}]", "y = y + a.amax(1)[:4]",
-    "out.append(a[{r}:{s}] * 2)", "out.append(b[i])", "out.append(a.sum(0))", "out.append(b[{r}, {c}])",
+    "out.append(a[{r}:{s}] * 2)", "a[{r}] = a[{r}] * 2; out.extend(a[{r}].sort())", "out.extend(a.topk(2))",
+    "a[:2] += 1; out.extend(a[:2].unbind(0))", "a[{r}:{s}] *= 2; out.append(torch.as_strided(a[{r}:{s}], (3,), (2,)))",
+    "out.append(b[i])", "out.append(a.sum(0))", "out.append(b[{r}, {c}])",
     "a[i, {c}] = y[:3]", "a[b[0, :2].abs().long() % 8] = 1.5", "b[a[:, {c}] > {d}] = -1.0",
 ]  # fmt: skip
 

@@ -68,6 +68,6 @@ def _with(
 
 def _takes_values(node: torch.fx.Node, claims: Container[str]) -> bool:
     """Does an operator take values alone, wherever they lie?"""
-    if node.op != "call_function" or str(node.target) in claims or str(node.target) in STRIDED:
+    if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return get(node.target) is not None  # type: ignore[arg-type]
+    return str(node.target) not in claims and str(node.target) not in STRIDED and get(node.target) is not None

@@ -17,7 +17,6 @@ from prims.decomp.registry import get
 from prims.ir.envelope import Envelope
 from prims.lower.clean import erase_dead
 from prims.lower.regions import SCATTERS, VIEWS
-from prims.lower.strided import STRIDED
 
 __all__ = ["read_back"]
 
@@ -70,4 +69,4 @@ def _takes_values(node: torch.fx.Node, claims: Container[str]) -> bool:
     """Does an operator take values alone, wherever they lie?"""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return str(node.target) not in claims and str(node.target) not in STRIDED and get(node.target) is not None
+    return str(node.target) not in claims and get(node.target) is not None  # which `as_strided` has not

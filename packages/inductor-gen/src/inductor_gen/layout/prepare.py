@@ -317,7 +317,8 @@ class _Preparer:
         """The buffer of a scatter that may come to write the input ``over``: a copy of it, or the copy that the scatter
         before it writes; what is scattered is in memory by then."""
         before = node.args[0]
-        held = {x: self.copy(x) for x in dict.fromkeys(node.ins) if x in self.old_values and x not in (before, over)}
+        made = [x for x in dict.fromkeys(node.ins) if x in self.old_values and x not in (before, over)]
+        held = {x: self.copy(x) for x in made if x.kind not in ("extern", "item")}
         self.out.held.update(held.values())
         if before is over:
             target = self.copy(over, self.layout(over).strides)

@@ -9,24 +9,29 @@ Each family prints a table and, under it, the constant with the place that holds
     template   the same products in a tile of a template
     shallow    products with a reader, by depth: the library and a kernel against one template
 
+    lengths    chains of each primitive: what Triton takes to compile one for each element of a thread, in additions
     linears    float32 linear layers of few and many rows on a CPU, one thread and all: BLAS against oneDNN
 
-All but the last on an NVIDIA GPU, alone on it: times are medians of the device's time over repeats, with the queue full.
-The last by name, on a machine with nothing else to do; its times are the least of several, with a thread its own.
+All but the last two on an NVIDIA GPU, alone on it: times are medians of the device's time over repeats, with the queue
+full. The last two by name, on a machine with nothing else to do: ``lengths`` where Triton is installed, with or without a
+GPU, by the processor's time; of ``linears`` the least of several, with a thread its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -34,15 +39,24 @@ from bench import hardware
 
 import compile_api
 from inductor_gen.codegen import triton as generated
-from inductor_gen.device.record import Device, device_of
+from inductor_gen.device.record import Device, device_of, known
 from inductor_gen.extern import cpu
-from inductor_gen.loops.cost import LIBRARY, TEMPLATE, product_seconds
+from inductor_gen.loops.cost import LIBRARY, TEMPLATE, op_length, product_seconds
 from inductor_gen.templates import choice, tiles
+from prims import ops
+from prims.handlers import GraphHandler
+from prims.ir.envelope import Envelope, InputDesc, OutputDesc
+from prims.options import Options
 from prims.report import Report
+from prims.spec import TensorSpec
 
 GPU = torch.device("cuda")
 LEAST = choice.LEAST
 REPEATS = 20
+LENGTHS = (
+    "div sqrt rsqrt reciprocal remainder fmod exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
+    "asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid pow atan2 hypot"
+)
 
 
 def seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
@@ -267,16 +281,53 @@ def linears() -> None:
     print("extern/cpu.py _RANGES: the times' ratio is to be above 1 where oneDNN is chosen")
 
 
+def _compiling(name: str, count: int) -> float:
+    """The processor's seconds for a kernel of a chain of one primitive, four elements a thread."""
+    from inductor_gen.pipeline import lower_graph
+    from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
+
+    primitive = getattr(ops, name)
+    graph = torch.fx.Graph()
+    p = GraphHandler(graph)
+    spec = TensorSpec((1 << 20,), torch.float32, torch.device("cuda", 0))
+    x = y = p.placeholder("x", spec)
+    for _ in range(count):
+        y = p.add(p.prim(primitive, *[y, x][: len(primitive.params)]), 0.5)
+    graph.output((y.node,))
+    inputs, outputs = (InputDesc("x", "input", spec),), (OutputDesc("output", spec),)
+    env = Envelope("prim", (1, 0), "lengths", "0", graph, inputs, outputs)
+    device = known("H100")
+    (kernel,) = lower_graph(env, Options(verify="off"), devices=lambda _: device).sources()
+    with tempfile.TemporaryDirectory() as folder:
+        module = load_module_text(module_text([kernel]), Path(folder))
+        before = os.times()
+        compile_kernel(module, kernel, device.capability)
+        after = os.times()
+    return after.user - before.user + after.children_user - before.children_user
+
+
+def lengths() -> None:
+    """Primitives by how long Triton takes for them."""
+    generated.flat_block = lambda *args, **more: 512  # type: ignore[assignment]
+    generated.most_each = lambda body: 4
+    _compiling("add", 4)
+    each = lambda name, few, many: (_compiling(name, many) - _compiling(name, few)) / (many - few) / 4
+    unit = each("mul", 8, 200)
+    rows = [(n, 1e3 * t, t / unit, op_length(n)) for n in LENGTHS.split() for t in [each(n, 4, 16)]]
+    table(["primitive", "ms", "additions", "loops/cost.py"], rows)
+    print(f"loops/cost.py _COST: one addition takes {1e3 * unit:.2f} ms for each element of a thread")
+
+
 FAMILIES = {f.__name__: f for f in (begin, launch, blocks, library, template, shallow)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", metavar="family", help=f"of {', '.join(FAMILIES)}; all by default; or linears")
+    parser.add_argument("families", nargs="*", metavar="family", help=f"of {', '.join(FAMILIES)}; all by default; or linears, or lengths")
     names = parser.parse_args().families or list(FAMILIES)
-    if names == ["linears"]:
+    if names in (["linears"], ["lengths"]):
         print(f"{hardware('cpu')}, torch {torch.__version__}")
-        return linears()
+        return linears() if names == ["linears"] else lengths()
     if unknown := set(names) - set(FAMILIES):
         parser.error(f"no such family: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():

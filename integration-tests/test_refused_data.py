@@ -134,6 +134,7 @@ def in_its_own_process(func: Any, calls: list[Any]) -> tuple[int, list[str]] | N
     if not child:
         try:
             os.close(reading)
+            torch.set_num_threads(1)  # GNU OpenMP would wait for the threads that the parent has
             with os.fdopen(writing, "wb") as pipe:
                 pickle.dump(differences(func, calls), pipe)
         finally:

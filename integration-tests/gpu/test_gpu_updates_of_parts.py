@@ -17,7 +17,7 @@ def test_parts(part, change):
     def program(k, x):
         CHANGES[change]((PARTS | THROUGH)[part](k), x)
 
-    judged(program, lambda: [t.to(DEVICE) for t in tensors()], check=part in PARTS)
+    judged(program, lambda: [t.to(DEVICE) for t in tensors()])
 
 
 @pytest.mark.parametrize("how", TENSORS)

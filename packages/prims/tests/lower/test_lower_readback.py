@@ -69,6 +69,29 @@ def test_results_keep_their_own_node() -> None:
     assert left(program, torch.randn(4, 5)).count("slice.Tensor") == 2
 
 
+def test_views_that_lead_back() -> None:
+    def program(call: Any, x: Any, y: Any) -> Any:
+        blocks = lambda v: call(aten.transpose.int, call(aten.view.default, v, [2, 3, 4]), 0, 1)
+        back = lambda v: call(aten.view.default, call(aten.clone.default, call(aten.transpose.int, v, 0, 1)), [6, 4])
+        first = call(select_scatter, blocks(x), y, 0, 1)
+        again = call(aten.transpose.int, call(aten.transpose.int, first, 1, 2), 1, 2)
+        second = call(slice_scatter, again, call(aten.neg.default, call(slice_, again, 1, 0, 1)), 1, 0, 1)
+        return back(second)
+
+    assert left(program, torch.randn(6, 4), torch.randn(2, 4)).count("transpose.int") == 2
+
+
+def test_views_of_other_elements_stay() -> None:
+    """Of as many elements, in other places."""
+
+    def program(call: Any, x: Any) -> Any:
+        first = call(select_scatter, x, call(aten.exp.default, call(select, x, 0, 1)), 0, 1)
+        turned = call(aten.t.default, first)
+        return call(aten.neg.default, call(aten.t.default, call(aten.clone.default, turned))), call(aten.exp.default, turned)
+
+    assert left(program, torch.randn(4, 4)).count("t.default") == 2
+
+
 def test_results_of_several() -> None:
     """``getitem`` is no operator."""
 

@@ -18,7 +18,7 @@ from inductor_gen.extern.attention import mask_of
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
-from inductor_gen.layout.updates import in_place_updates, new_values, scattered_over
+from inductor_gen.layout.updates import Into, in_place_updates, new_values, scattered_over, through
 from inductor_gen.loops.graph import Graph, Node, asked_before, instances, is_training, reached
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
@@ -54,7 +54,8 @@ class _Preparer:
         self.updates = in_place_updates(self.old, env) if in_place else {}
         self.over = scattered_over(self.old, env, self.updates) if in_place is True else {}
         loops = lambda x: () if x.kind in ("extern", "item") else x.users
-        self.old_values = set(reached([*self.over, *self.over.values()], loops))  # made of what inputs or parts held
+        written = [*self.over, *(into.target for into in self.over.values())]
+        self.old_values = set(reached(written, loops))  # made of what inputs or parts held
         self.bounded: dict[tuple[Node, Expr, bool], Node] = {}
         self.owned: set[Node] = set()  # buffers that some output already is
         self.relaid: dict[tuple[Node, str | None], ViewRef] = {}
@@ -304,32 +305,44 @@ class _Preparer:
         return node.op in _BLAS and any(s is ONE for s in ref.strides[-2:])
 
     def _scatter(self, node: Node) -> None:
-        target, over = self.updates.get(node), self.over.get(node)
+        updates, over = self.updates.get(node), self.over.get(node)
         if over is not None:
-            target = self._scatter_over(node, over)
-        elif target is None:
+            target, strides = self._scatter_over(node, over), over.strides
+        elif updates is not None:
+            target, strides = updates.target, updates.strides
+        else:
             target = self.copy(node.args[0])
             node.args = (target, *node.args[1:])
+            strides = self.layout(target).strides
         self.out.scattered[node] = target
-        self.out.layouts[node] = self.out.layouts[target]
+        self.out.layouts[node] = Layout(strides)
 
-    def _scatter_over(self, node: Node, over: Node) -> Node:
-        """The buffer of a scatter that may come to write the input ``over``: a copy of it, or the copy that the scatter
-        before it writes; what is scattered is in memory by then."""
-        before = node.args[0]
-        made = [x for x in dict.fromkeys(node.ins) if x in self.old_values and x not in (before, over)]
+    def _scatter_over(self, node: Node, over: Into) -> Node:
+        """The buffer of a scatter that may come to write an input: a copy of it, or the copy that the scatter before it
+        writes; what is scattered is in memory by then."""
+        whole, before = node.args[0], through(node.args[0])
+        made = [x for x in dict.fromkeys(node.ins) if x in self.old_values and x is not whole]
         held = {x: self.copy(x) for x in made if x.kind not in ("extern", "item")}
         self.out.held.update(held.values())
-        if before is over:
-            target = self.copy(over, self.layout(over).strides)
-            self.out.renewing[target] = over
+        if before is over.target:
+            target = self.copy(before, self.layout(before).strides)
+            self.out.renewing[target] = before
+            whole = self._seen_as(whole, target)
         else:
             target = self.out.scattered[before]
         swap = lambda x: held.get(x, x) if isinstance(x, Node) else x
-        node.args = (target if before is over else before, *map_values(swap, node.args[1:]))
+        node.args = (whole, *map_values(swap, node.args[1:]))
         if not node.on_gpu and not asked_before(node, self.out.held):
             self._ask_before(node)
         return target
+
+    def _seen_as(self, view: Node, base: Node) -> Node:
+        """The views between an input and ``view``, of its copy."""
+        if view.kind != "view":
+            return base
+        made = Node(0, "view", view.op, (self._seen_as(view.args[0], base), *view.args[1:]), view.spec, view.source)
+        self.new_nodes.append(made)
+        return made
 
     def _ask_before(self, node: Node) -> None:
         """Have the places of a scatter looked at by a kernel of their own, which fails before anything is written."""
@@ -360,8 +373,9 @@ class _Preparer:
             self.out.outputs.append(self._output(desc, x) if isinstance(x, Node) else x)
 
     def _output(self, desc: Any, x: Node) -> ViewRef:
-        if desc.kind == "mutation" and (x in self.updates or x in self.over):
-            return ViewRef(x, x.shape, self.layout(x).strides, ZERO)
+        last = through(x)
+        if desc.kind == "mutation" and (into := self.updates.get(last) or self.over.get(last)) is not None:
+            return ViewRef(last, x.shape, self.layout(into.target).strides, ZERO)
         spec = desc.spec
         wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
         if self._travels_as_image(desc, x):

@@ -17,50 +17,96 @@ memory before it. :func:`scattered_over` says which scatters these are.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 
 from inductor_gen.layout.record import Prepared, ViewRef
 from inductor_gen.loops.graph import Graph, Node, instances
-from inductor_gen.loops.index import ZERO
+from inductor_gen.loops.index import ZERO, size
+from inductor_gen.loops.views import view_strides
 from prims.ir import Envelope
+from prims.records import record
 from prims.spec import TensorSpec
 from prims.spec import layout as strided
+from prims.spec.expr import Expr
 
-__all__ = ["in_place_updates", "new_values", "scattered_over"]
+__all__ = ["Into", "in_place_updates", "new_values", "scattered_over", "through"]
 
 
-def in_place_updates(graph: Graph, env: Envelope) -> dict[Node, Node]:
-    """The scatters that may write an input, each with that input."""
-    found: dict[Node, Node] = {}
+@record
+class Into:
+    """The input that a scatter may write, and the strides there of what it scatters into: the input or a view of it."""
+
+    target: Node
+    strides: tuple[Expr, ...]
+
+
+def in_place_updates(graph: Graph, env: Envelope) -> dict[Node, Into]:
+    """The scatters that may write an input, each with where it does."""
+    found: dict[Node, Into] = {}
     results = {x for x in graph.outputs if isinstance(x, Node)}
     for mutation in env.mutations:
         target, value = graph.inputs[mutation.input_index], graph.outputs[mutation.output_index]
-        chain = _chain(value, target, results) if isinstance(value, Node) else []
-        if chain and target.dtype == value.dtype and _elements_apart(target):
-            found.update((scatter, target) for scatter in chain)
+        if isinstance(value, Node) and target.dtype == value.dtype and _elements_apart(target):
+            found.update(_placed(value, _chain(value, target, results), target))
     return found
 
 
-def scattered_over(graph: Graph, env: Envelope, updates: Container[Node]) -> dict[Node, Node]:
-    """The scatters into inputs that are not among ``updates`` but may come to write them, each with the input."""
-    found: dict[Node, Node] = {}
+def scattered_over(graph: Graph, env: Envelope, updates: Container[Node]) -> dict[Node, Into]:
+    """The scatters into inputs that are not among ``updates`` but may come to write them, each with where."""
+    found: dict[Node, Into] = {}
     results = {x for x in graph.outputs if isinstance(x, Node)}
     for mutation in env.mutations:
         target, value = graph.inputs[mutation.input_index], graph.outputs[mutation.output_index]
-        if not isinstance(value, Node) or value in updates or value.dtype != target.dtype or value is target:
+        if not isinstance(value, Node) or value.dtype != target.dtype or not _elements_apart(target):
             continue
-        chain = []
-        while isinstance(value, Node) and value.kind == "scatter":
-            chain.append(value)
-            before = value.args[0]
+        last = through(value)
+        if last in updates:
+            continue
+        chain: list[Node] = []
+        while isinstance(last, Node) and last.kind == "scatter":
+            chain.append(last)
+            before = through(last.args[0])
             if before is target:
-                if _elements_apart(target):
-                    found.update((scatter, target) for scatter in chain)
+                found.update(_placed(value, chain, target))
                 break
-            if not _leads_to(before, value, results):
+            if not _leads_to(before, last, results):
                 break
-            value = before
+            last = before
     return found
+
+
+def through(x: Node) -> Node:
+    """What a value is, seen through views that have each of its elements once."""
+    while x.kind == "view" and x.op in ("reshape", "permute"):
+        x = x.args[0]
+    return x
+
+
+def _placed(value: Node, chain: Sequence[Node], target: Node) -> dict[Node, Into]:
+    """Where each scatter of a chain, the last first, writes the target; none where the value would lie otherwise."""
+    strides = {target: tuple(size(n) for n in target.spec.strides)}  # type: ignore[union-attr]
+    for scatter in reversed(chain):
+        seen = _seen(scatter.args[0], strides)
+        if seen is None:
+            return {}
+        strides[scatter] = seen
+    same = chain and _seen(value, strides) == strides[target] and value.shape == target.shape
+    return {scatter: Into(target, strides[scatter]) for scatter in chain} if same else {}
+
+
+def _seen(x: Node, known: Mapping[Node, tuple[Expr, ...]]) -> tuple[Expr, ...] | None:
+    """The strides of a view of what has known ones; None where it would have to be copied."""
+    views: list[Node] = []
+    while x not in known:
+        views.append(x)
+        x = x.args[0]
+    strides = known[x]
+    for view in reversed(views):
+        moved = view_strides(view, strides, ZERO)
+        if moved is None:
+            return None
+        strides = moved[0]
+    return strides
 
 
 def _leads_to(value: Node, scatter: Node, results: Container[Node]) -> bool:
@@ -94,13 +140,18 @@ def new_values(prepared: Prepared, env: Envelope) -> dict[Node, Node]:
 def _chain(value: Node, target: Node, results: set[Node]) -> list[Node]:
     """The scatters from ``target`` to ``value``, last first; none where somebody else reads what is between."""
     chain: list[Node] = []
+    value = through(value)
     while value is not target:
         if value.kind != "scatter" or value.args[-1] not in ("set", False):
             return []
-        before = value.args[0]
         chain.append(value)
-        if before.users != [value] or before in results or before in instances(Node, value.args[1:]):
-            return []
+        reader, before = value, value.args[0]
+        while True:
+            if before.users != [reader] or before in results or before in instances(Node, reader.args[1:]):
+                return []
+            if before is through(before):
+                break
+            reader, before = before, before.args[0]
         value = before
     return chain
 

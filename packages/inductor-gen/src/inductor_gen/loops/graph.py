@@ -327,8 +327,11 @@ def asked_before(node: Node, kept: Container[Node]) -> bool:
     places = lambda x: ([*map(asked, x.args[1])], x.args[2], [x.args[0].shape[d] for d in x.args[2]])
     if all(i.op == "bounded" for i in node.args[1]):
         return True
-    if node.args[0].op == "index_put" and places(node.args[0]) == places(node):
-        return True
+    written = node.args[0]
+    while written.kind == "scatter" or written.op in ("reshape", "permute"):
+        if written.op == "index_put" and places(written) == places(node):
+            return True
+        written = written.args[0]
     todo, seen = [node.args[3]] if node.op == "index_put" and node.args[3] in kept else [], set[Node]()
     while todo and len(seen) < _ASKED:
         x = todo.pop()

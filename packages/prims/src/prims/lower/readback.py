@@ -1,8 +1,9 @@
 """Parts that are read back as they were written, and those that are written again.
 
 Writes through views come in nested scatters: ``k[2:22, 3:7].mul_(0.5).add_(1)`` is a scatter into a scatter into ``k``,
-of what is read from those of the first write. Here what is read at the very place that was written last is what was
-written there, and a scatter goes on from what its own place overwrites.
+of what is read from those of the first write, and of ``k.view(-1)`` each writes the view of a view of what came before.
+Here what is read at the very place that was written last is what was written there, a view that leads back is what it
+leads to, and a scatter goes on from what its own place overwrites.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import torch.fx
 from prims.decomp.registry import get
 from prims.ir.envelope import Envelope
 from prims.lower.clean import erase_dead
-from prims.lower.regions import SCATTERS, VIEWS
+from prims.lower.regions import SCATTERS, SETTING, VIEWS, WHOLE
+from prims.spec import TensorSpec
 
 __all__ = ["read_back"]
 
-_aten = torch.ops.aten
+#: Views of views that are looked at.
+_FAR = 6
 
 
 def read_back(env: Envelope, claims: Container[str]) -> Envelope:
@@ -28,8 +31,18 @@ def read_back(env: Envelope, claims: Container[str]) -> Envelope:
     same: dict[torch.fx.Node, torch.fx.Node] = {}
     onto: dict[torch.fx.Node, torch.fx.Node] = {}
     resolved: Callable[[Any], torch.fx.Node] = lambda x: same.get(x, x)
+    if not any(node.target in SCATTERS or node.target in SETTING for node in env.graph.nodes):
+        return env
     for node in env.graph.nodes:
-        if node.target in VIEWS:
+        if node.target in WHOLE:
+            back = resolved(node.args[0])
+            for _ in range(_FAR if back.target in WHOLE else 0):
+                back = resolved(back.args[0])
+                if _alike(back.meta["spec"], node.meta["spec"]):  # elements at the same distances are the same
+                    same[node] = back
+                if node in same or back.target not in WHOLE:
+                    break
+        elif node.target in VIEWS:
             written, place = resolved(node.args[0]), node.args[1:]
             if SCATTERS.get(written.target) is node.target and _fixed(place) and written.args[2:] == place:
                 source = resolved(written.args[1])
@@ -42,6 +55,12 @@ def read_back(env: Envelope, claims: Container[str]) -> Envelope:
             if base is not resolved(node.args[0]):
                 onto[node] = base
     return _with(env, same, onto, claims) if same or onto else env
+
+
+def _alike(a: TensorSpec, b: TensorSpec) -> bool:
+    """Are they of one dtype, and of the same numbers of elements at the same distances?"""
+    numbers = all(type(n) is int for n in (*a.shape, *a.strides, *b.shape, *b.strides))
+    return numbers and (a.dtype, tuple(a.shape), tuple(a.strides)) == (b.dtype, tuple(b.shape), tuple(b.strides))
 
 
 def _fixed(place: tuple[Any, ...]) -> bool:

@@ -21,7 +21,7 @@ from prims.decomp.views import permuted, slice_bounds, unsqueeze
 from prims.ir.envelope import Envelope
 from prims.records import record
 
-__all__ = ["SCATTERS", "UPDATES", "VIEWS", "Region", "slice_of", "write_region", "written_regions"]
+__all__ = ["SCATTERS", "SETTING", "UPDATES", "VIEWS", "WHOLE", "Region", "slice_of", "write_region", "written_regions"]
 
 UPDATES = "updates"
 """A backend claims this where it writes the inputs of this graph in place."""
@@ -36,8 +36,15 @@ _OVER = frozenset({
     _aten.zeros_like.default, _aten.ones_like.default, _aten.empty_like.default,
 })  # fmt: skip
 
+#: Views that have each element of what they are of once.
+WHOLE = frozenset({
+    _aten.view.default, _aten._unsafe_view.default, _aten.t.default, _aten.transpose.int, _aten.permute.default,
+    _aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.alias.default,
+    _aten.detach.default,
+})  # fmt: skip
+
 #: Operators that set elements of their first operand, as they are.
-_SETTING = frozenset({_aten.index_put.default, _aten.index_copy.default, _aten.scatter.src, _aten.scatter.value})
+SETTING = frozenset({_aten.index_put.default, _aten.index_copy.default, _aten.scatter.src, _aten.scatter.value})
 
 
 @record
@@ -62,22 +69,40 @@ def written_regions(env: Envelope) -> dict[torch.fx.Node, Region]:
     found: dict[torch.fx.Node, Region] = {}
     for mutation in env.mutations:
         node, target = output.args[0][mutation.output_index], placeholders[mutation.input_index]
+        node = _through(node) if isinstance(node, torch.fx.Node) else node
         chain: dict[torch.fx.Node, Region] = {}
         while isinstance(node, torch.fx.Node) and node is not target:
             region = _region(node)
             if region is not None:
                 chain[node] = region
-            elif node.target not in _SETTING:
+            elif node.target not in SETTING:
                 break
-            before = node.args[0]
-            if not isinstance(before, torch.fx.Node):
+            if not isinstance(node.args[0], torch.fx.Node) or not _may_write(node, region, target):
                 break
-            if not _only_written(before, node) and not (_is_small(region, before) and _leads_to(before, node, target)):
-                break
-            node = before
+            node = _through(node.args[0])
         else:
             found.update(chain)
     return found
+
+
+def _through(x: torch.fx.Node) -> torch.fx.Node:
+    """What a value is, seen through views that have each of its elements once."""
+    while x.target in WHOLE and isinstance(x.args[0], torch.fx.Node):
+        x = x.args[0]
+    return x
+
+
+def _may_write(node: torch.fx.Node, region: Region | None, target: torch.fx.Node) -> bool:
+    """May a scatter write what it scatters into, or the part of an input that this is a view of?"""
+    before: torch.fx.Node = node.args[0]  # type: ignore[assignment]
+    written = _only_written(before, node)
+    if not written and not (_is_small(region, before) and _leads_to(before, node, target)):
+        return False
+    while before.target in WHOLE and isinstance(before.args[0], torch.fx.Node):
+        reader, before = before, before.args[0]
+        if not _leads_to(before, reader if written else node, target):
+            return False
+    return True
 
 
 def _region(node: torch.fx.Node) -> Region | None:

@@ -64,6 +64,13 @@ def add_part(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) ->
     return row
 
 
+def slots(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """As a paged cache is written: its slots are one dimension of a view."""
+    for cache in caches:
+        cache.view(-1, WIDTH)[at] = row[0, 0]
+    return row
+
+
 def step(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     x = row
     for key, value in zip(caches[::2], caches[1::2], strict=True):
@@ -76,6 +83,7 @@ def step(caches: list[torch.Tensor], row: torch.Tensor, at: torch.Tensor) -> tor
 PROGRAMS = {
     "eight index_copy_": index_copy, "eight cache[:, :, at] = row": set_item, "one write": one_write,
     "eight cache[:, :, at] += row": add_item, "eight index_add_": index_add, "eight of cache[:, :, 5:6]": add_part,
+    "eight cache.view(-1, width)[at] = row": slots,
     "step": step,
 }  # fmt: skip
 

@@ -450,13 +450,33 @@ class SymbolContext:
             self._intersect(value, best)
         one = {best: value}
         self.replacements = {k: E.substitute(v, one) for k, v in self.replacements.items()}
-        self.sums = {E.substitute(k, one): v for k, v in self.sums.items()}
         self.replacements[best] = value
+        sums = {k: (E.substitute(k, one), v) for k, v in self.sums.items()}
+        self.sums = {left: v for k, (left, v) in sums.items() if left is k}
+        for k, (left, v) in sums.items():
+            if left is not k and not (rest := E.sub(left, v)).is_const:
+                self._learn_equation(rest)  # there may be an atom to solve it for now
 
     def _learn_sum(self, d: Expr) -> None:
+        if d.kind != "poly":
+            return
+        self._learn_product(d)
         constant = E.const(next((c for mono, c in d.terms if not mono), 0))
         for total, value in ((E.sub(d, constant), E.neg(constant)), (E.sub(constant, d), constant)):
             self.sums[total] = value
+
+    def _learn_product(self, d: Expr) -> None:
+        """After ``a * b == c`` of sizes: none is above c, nor 0. What is one is then one by its expression, as whoever
+        asks for a dimension of one looks at that."""
+        (none, c), *rest = sorted(d.terms, key=lambda term: len(term[0]))
+        if none or len(rest) != 1 or c % rest[0][1] or -c // rest[0][1] < 1:
+            return
+        atoms = [atom for atom, _ in rest[0][0]]
+        if all(self.bounds(atom)[0] >= 0 for atom in atoms):
+            for atom in atoms:
+                for bound in (E.sub(1, atom), E.sub(atom, -c // rest[0][1])):
+                    if not self.simplify(bound).is_const:
+                        self._narrow(bound)
 
     def _intersect(self, value: Expr, old: Expr) -> None:
         """After ``old == value``: a bare symbol ``value`` gets the narrower of both ranges."""

@@ -43,3 +43,48 @@ def test_programs_on_tensors_without_elements_agree_with_eager(name, gradients):
             eager.sum().backward()
             assert torch.equal(x.grad, y.grad)
     assert not compiled.report().fallbacks
+
+
+#: What takes images of so many dimensions, batch and channels left out.
+OF_IMAGES = {
+    "average": (1, lambda x: F.avg_pool1d(x, 2)),
+    "average of two": (2, lambda x: F.avg_pool2d(x, 2, padding=1)),
+    "average of three": (3, lambda x: F.avg_pool3d(x, 2)),
+    "maximum": (1, lambda x: F.max_pool1d(x, 2)),
+    "maximum of two": (2, lambda x: F.max_pool2d(x, 2)),
+    "maximum of three": (3, lambda x: F.max_pool3d(x, 2, padding=1)),
+    "power average": (1, lambda x: F.lp_pool1d(x, 2, 2)),
+    "adaptive average": (2, lambda x: F.adaptive_avg_pool2d(x, 2)),
+    "adaptive maximum": (2, lambda x: F.adaptive_max_pool2d(x, 2)),
+    "reflected": (1, lambda x: F.pad(x, (1, 1), mode="reflect")),
+    "reflected in two": (2, lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")),
+    "repeated": (2, lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate")),
+    "repeated in three": (3, lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate")),
+    "nearest": (1, lambda x: F.interpolate(x, scale_factor=2)),
+    "linear": (1, lambda x: F.interpolate(x, scale_factor=2, mode="linear")),
+    "bicubic": (2, lambda x: F.interpolate(x, scale_factor=2, mode="bicubic")),
+    "trilinear": (3, lambda x: F.interpolate(x, scale_factor=2, mode="trilinear")),
+    "windows": (2, lambda x: F.unfold(x, 2)),
+    "convolution": (1, lambda x: F.conv1d(x, x.new_ones(2, x.shape[1], 2))),
+    "normalised": (1, lambda x: F.group_norm(x, 1)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_images_without_elements(name, dynamic):
+    """Eager refuses images that have no channels or no pixels, and takes none at all."""
+    dims, run = OF_IMAGES[name]
+    compiled = compile_api.compile(run, dynamic=dynamic)
+    for at in (None, *range(dims + 2)):
+        sizes = [2, 3, 4, 5, 6][: dims + 2]
+        if at is not None:
+            sizes[at] = 0
+        x = torch.randn(sizes)
+        try:
+            want = run(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), want)

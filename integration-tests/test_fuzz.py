@@ -20,7 +20,7 @@ import fuzz.tensors
 import fuzz.worker
 import pytest
 import torch
-from fuzz import mutation, pythons, tensors, training
+from fuzz import mutation, pythons, sizes, tensors, training
 from fuzz.damage import Damaged
 from fuzz.driver import Settings, describe, run
 from fuzz.inputs import make
@@ -35,6 +35,7 @@ import inductor_gen
 
 GENERATORS = {
     "tensor": tensors.generate, "python": pythons.generate, "training": training.generate, "mutation": mutation.generate,
+    "sizes": sizes.generate,
 }  # fmt: skip
 #: Which damage belongs to which kind of program.
 POWER = [
@@ -42,6 +43,7 @@ POWER = [
     *(("training", how) for how in ("zero", "scale", "element", "sign")),
     *(("mutation", how) for how in ("zero", "scale", "swap")),
     *(("python", how) for how in ("plain", "error", "effect", "swap")),
+    ("sizes", "element"),
 ]
 
 
@@ -51,7 +53,8 @@ def program(kind: str, seed: int) -> Program:
 
 
 @pytest.mark.parametrize(
-    "kind,first,count", [("python", 2000, 590), ("mutation", 1000, 260), ("tensor", 2000, 100), ("training", 3012, 50)]
+    "kind,first,count",
+    [("python", 2000, 570), ("mutation", 1000, 240), ("tensor", 2000, 100), ("training", 3012, 50), ("sizes", 0, 25)],
 )
 def test_programs_agree_with_eager(kind: str, first: int, count: int) -> None:
     """A thousand programs, which also must not have agreed by running eagerly."""

@@ -21,7 +21,10 @@ from typing import Any
 __all__ = ["KINDS", "examine", "main", "write_program"]
 
 #: The kinds of programs, and the modules whose ``generate(seed, device)`` writes their text.
-KINDS = {"tensor": "fuzz.tensors", "python": "fuzz.pythons", "training": "fuzz.training", "mutation": "fuzz.mutation"}
+KINDS = {
+    "tensor": "fuzz.tensors", "python": "fuzz.pythons", "training": "fuzz.training", "mutation": "fuzz.mutation",
+    "sizes": "fuzz.sizes",
+}  # fmt: skip
 _SILLY = re.compile(r"NameError|UnboundLocalError|is not defined|unexpected keyword|positional argument")
 
 

@@ -190,6 +190,15 @@ def _pool_shape(
     return shape
 
 
+def check_image(x: TensorSpec, n: int) -> None:
+    """Raise RuntimeError where an image of ``n`` dimensions has no channels or no elements; there may be no images."""
+    if any(layout.is_surely_less(size, 1) for size in x.shape[max(x.ndim - n - 1, 0) :]):
+        raise RuntimeError(
+            f"Expected {n + 1}D or {n + 2}D (batch mode) tensor with optional 0 dim batch size for input, but got: "
+            f"{list(x.shape)}"
+        )
+
+
 def _batched_last(x: TensorSpec, n: int) -> bool:
     return x.ndim == n + 2 and suggests_channels_last(x)
 
@@ -204,6 +213,7 @@ def _max_pool(n: int) -> None:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> tuple[TensorSpec, TensorSpec]:
+        check_image(x, n)
         shape = _pool_shape(x, n, kernel, stride, padding, dilation, ceil_mode)
         last = _batched_last(x, n)
         return _formatted(shape, x, last), _formatted(shape, x, last, torch.int64)
@@ -226,6 +236,7 @@ def _avg_pool(n: int) -> None:
     ) -> TensorSpec:
         if divisor_override == 0:
             raise RuntimeError("divisor must be not zero")
+        check_image(x, n)
         shape = _pool_shape(x, n, kernel, stride, padding, 1, ceil_mode)
         return _formatted(shape, x, n == 2 and _batched_last(x, n))
 
@@ -246,6 +257,7 @@ for _n in (1, 2, 3):
 def max_pool1d(
     x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> TensorSpec:
+    check_image(x, 1)
     return TensorSpec(_pool_shape(x, 1, kernel, stride, padding, dilation, ceil_mode), x.dtype, x.device)
 
 
@@ -301,6 +313,7 @@ def _upsample(name: str, n: int) -> None:
     @meta_rule(f"aten.{name}.default")
     def rule(x: TensorSpec, output_size: Any, *args: Any) -> TensorSpec:
         shape = (*x.shape[:2], *output_size)
+        check_image(x, n)
         if not all(size > 0 for size in (*x.shape[2:], *output_size)):
             sizes = f"input {list(x.shape[2:])} output {list(output_size)}"
             raise RuntimeError(f"Input and output sizes should be greater than 0, but got {sizes}")
@@ -352,6 +365,7 @@ def _window_arguments(kernel: Any, dilation: Any, padding: Any, stride: Any) -> 
 def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorSpec:
     count: Size = 1
     channels = x.shape[-3]
+    check_image(x, 2)
     _window_arguments(kernel, dilation, padding, stride)
     for i in range(2):
         windows = pooled(x.shape[x.ndim - 2 + i], kernel[i], stride[i], padding[i], dilation[i], False)
@@ -365,6 +379,7 @@ def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any)
 @meta_rule("aten.col2im.default")
 def col2im(x: TensorSpec, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorSpec:
     _window_arguments(kernel, dilation, padding, stride)
+    check_image(x, 1)
     channels = x.shape[-2] // (kernel[0] * kernel[1])
     geometry = zip(output_size, kernel, stride, padding, dilation, strict=True)
     windows = math.prod(pooled(*line, False) for line in geometry)

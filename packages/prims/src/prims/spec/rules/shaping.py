@@ -11,7 +11,7 @@ from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes
 from prims.spec.promote import result_dtype
-from prims.spec.rules.convolution import suggests_channels_last
+from prims.spec.rules.convolution import check_image, suggests_channels_last
 from prims.spec.rules.creation import with_format
 from prims.spec.rules.views import numel, unsqueeze, view, wrap_dim
 from prims.spec.tensorspec import TensorSpec
@@ -95,6 +95,7 @@ def constant_pad_nd(x: TensorSpec, pad: Sequence[Size], value: Any = 0) -> Tenso
 def _pad_nd(kind: str, n: int) -> None:
     @meta_rule(f"aten.{kind}_pad{n}d.default")
     def rule(x: TensorSpec, padding: Sequence[Size]) -> TensorSpec:
+        check_image(x, n)
         shape = list(x.shape)
         for i in range(n):
             d = x.ndim - 1 - i

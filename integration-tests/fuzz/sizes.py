@@ -1,0 +1,149 @@
+"""Programs about sizes: branches on what the sizes of three matrices are, and operators that go by them.
+
+Sizes are of 0 to 5 and change from call to call, one among them often: what a guard implies of a size, and what is
+broadcast where it is one, has to hold in every call that the guards let in.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+__all__ = ["generate"]
+
+CALLS = 5
+
+_SIZES = (0, 1, 1, 1, 2, 2, 3, 4, 5)
+
+#: Expressions of matrices ``x`` and ``y``.
+OPERATORS = """
+x.reshape(-1)
+x.reshape(x.shape[0], -1)
+x.reshape(-1, x.shape[1])
+x.reshape(1)
+x.reshape(x.shape[1], x.shape[0])
+x.view(x.numel() // 2, 2)
+x.view(-1, 1) * x.view(1, -1)
+x.view(1, *x.shape)
+x.unflatten(0, (x.shape[0], 1))
+x.flatten().unsqueeze(0)
+x.squeeze()
+x.squeeze(0)
+x.t()
+x.movedim(0, 1)
+x.diagonal()
+x + y
+x * y[:1]
+x - y[:, :1]
+x / (y.abs() + 1)
+x.unsqueeze(1) * y
+x.unsqueeze(0) + y.unsqueeze(1)
+x.t() + y
+torch.where(x > 0, x, y)
+torch.maximum(x, y.sum())
+x.expand(x.shape[0], x.shape[1])
+x[:1].expand(y.shape[0], -1)
+x.expand(y.shape)
+torch.broadcast_to(x, (2, *x.shape))
+torch.cat([x, y], 0)
+torch.cat([x, x], 1)
+torch.stack([x, x])
+x.repeat(2, 1)
+x.repeat(x.shape[1], 1)
+x.repeat_interleave(2, 0)
+x[:-1]
+x[1:]
+x[::2]
+x[-1]
+x[: y.shape[0]]
+x[:, : x.shape[0]]
+x[x.shape[0] // 2]
+x[:, x.shape[1] - 1]
+x[x.shape[0] - y.shape[0] :]
+x.narrow(0, 0, max(x.shape[0] - 1, 0))
+x.chunk(2)[0]
+x.split(2)[-1]
+x.index_select(0, torch.arange(x.shape[0] - 1, -1, -1, device=x.device))
+x.roll(1, 0)
+x.flip(0)
+x.tril()
+F.pad(x, (0, x.shape[0]))
+F.pad(x, (1, 0, 0, 1))
+x.unfold(0, 2, 1)
+x @ x.t()
+x @ y.t()
+x.t() @ y
+torch.outer(x[0], y[0])
+x.sum(0)
+x.sum(0, keepdim=True)
+x.mean(1, keepdim=True)
+x.var(0)
+x.amax(0)
+x.argmax(1)
+x.cumsum(0)
+x.softmax(-1)
+F.layer_norm(x, x.shape[1:])
+x / x.shape[0]
+x * x.numel()
+x.clamp(max=x.shape[0])
+x.new_full((x.shape[0], 2), 3.0)
+torch.arange(x.shape[0], device=x.device) + x[:, 0]
+torch.zeros(x.shape[1], x.shape[0], device=x.device) + x.t()
+torch.linspace(0, 1, x.shape[1], device=x.device) * x
+torch.meshgrid(x[0], x[:, 0], indexing="ij")[0]
+F.interpolate(x[None, None], scale_factor=2)[0, 0]
+F.avg_pool1d(x[None], 2)[0]
+""".strip().splitlines()
+
+CONDITIONS = """
+x.numel() == 1
+x.numel() < 2
+x.numel() == 0
+x.numel() == y.numel()
+x.numel() - y.numel() == 0
+x.numel() % 3 == 1
+x.shape == y.shape
+x.shape[0] == y.shape[0]
+x.shape[0] * 2 == y.shape[0]
+x.shape[0] > x.shape[1]
+x.shape[0] * x.shape[1] <= 4
+x.shape[0] * y.shape[1] == 1
+x.shape[0] + x.shape[1] == 3
+x.shape[0] + 2 * y.shape[1] == 3
+x.shape[1] % 2 == 0
+x.shape[0] // 2 == 1
+(x.shape[0] - 1) * x.shape[1] == 0
+max(x.shape) == 1
+min(x.shape) == 1
+len(x) == 1
+x.is_contiguous()
+x.shape[0] >= 2 and y.shape[1] == 1
+x.shape[1] == y.shape[1] != 1
+""".strip().splitlines()
+
+
+def generate(seed: int, device: str = "cpu") -> str:
+    """The text of a program; it is the same for equal arguments."""
+    pick = random.Random(f"sizes {seed}")
+    lines = ["def f(a, b, c):", "    out = []"]
+    for k in range(pick.randint(2, 6)):
+        names = {"x": pick.choice("abc"), "y": pick.choice("abc")}
+        filled = lambda text, names=names: re.sub(r"\b[xy]\b", lambda found: names[found[0]], text)
+        indent = "    "
+        if pick.random() < 0.45:
+            lines.append(f"{indent}if {filled(pick.choice(CONDITIONS))}:")
+            indent *= 2
+        lines += [f"{indent}t{k} = {filled(pick.choice(OPERATORS))}", f"{indent}out.append(t{k})"]
+        if pick.random() < 0.4:
+            lines += [f"{indent}if t{k}.ndim == 2:", f"{indent}    {pick.choice('abc')} = t{k} * 0.5"]
+    calls = []
+    for _ in range(CALLS):
+        n, m = pick.choice(_SIZES), pick.choice(_SIZES)
+        calls.append([(pick.choice((n, n, m, 1)), pick.choice((m, m, n, 1))) for _ in range(3)])
+    made = f"make(sizes, seed=10 * call + k{'' if device == 'cpu' else f', device={device!r}'})"
+    return "\n".join([
+        "import torch", "import torch.nn.functional as F", "from fuzz.inputs import make", "", *lines, "    return out", "",
+        "def inputs(call):", f"    return [{made} for k, sizes in enumerate({calls}[call])]", "",
+        "def program(compile, see):", "    g = compile(f)", f"    for call in range({CALLS}):",
+        "        see.call('call ', g, *inputs(call))", "",
+    ])  # fmt: skip

@@ -54,7 +54,7 @@ def program(kind: str, seed: int) -> Program:
 
 @pytest.mark.parametrize(
     "kind,first,count",
-    [("python", 2000, 570), ("mutation", 1000, 240), ("tensor", 2000, 100), ("training", 3012, 50), ("sizes", 0, 25)],
+    [("python", 2000, 575), ("mutation", 1000, 245), ("tensor", 2000, 100), ("training", 3012, 50), ("sizes", 0, 30)],
 )
 def test_programs_agree_with_eager(kind: str, first: int, count: int) -> None:
     """A thousand programs, which also must not have agreed by running eagerly."""
@@ -75,7 +75,7 @@ def test_damage_is_seen(kind: str, how: str) -> None:
         outcome = check(program(kind, seed), instead=lambda fn: Damaged(how, fn, hits))
         damaged += bool(hits)
         seen += bool(hits) and outcome.difference is not None
-        if damaged == 12:
+        if damaged == (8 if kind == "training" else 12):  # a training program takes seconds
             break
     assert damaged >= 6
     least = 0.85 if how == "sign" else 0.95  # a zero that several terms add up to may have either

@@ -92,6 +92,16 @@ def test_views_of_other_elements_stay() -> None:
     assert left(program, torch.randn(4, 4)).count("t.default") == 2
 
 
+def test_what_was_written_lies_elsewhere() -> None:
+    """A view of a part is not what was written there seen back: that has another memory, in another order."""
+
+    def program(call: Any, x: Any, y: Any) -> Any:
+        first = call(slice_scatter, x, call(aten.t.default, y), 0, 0, 2)
+        return call(aten.neg.default, call(aten.view.default, call(slice_, first, 0, 0, 2), [6, 2]))
+
+    lowered(program, torch.randn(4, 6), torch.randn(6, 2))
+
+
 def test_results_of_several() -> None:
     """``getitem`` is no operator."""
 

@@ -30,16 +30,17 @@ def read_back(env: Envelope, claims: Container[str]) -> Envelope:
     """An aten envelope without these detours; the same one where there are none."""
     same: dict[torch.fx.Node, torch.fx.Node] = {}
     onto: dict[torch.fx.Node, torch.fx.Node] = {}
+    laid: dict[Any, torch.fx.Node] = {}  # those of ``same`` in whose place is what lies in the same memory
     resolved: Callable[[Any], torch.fx.Node] = lambda x: same.get(x, x)
     if not any(node.target in SCATTERS or node.target in SETTING for node in env.graph.nodes):
         return env
     for node in env.graph.nodes:
         if node.target in WHOLE:
-            back = resolved(node.args[0])
+            back = laid.get(node.args[0], node.args[0])
             for _ in range(_FAR if back.target in WHOLE else 0):
-                back = resolved(back.args[0])
-                if _alike(back.meta["spec"], node.meta["spec"]):  # elements at the same distances are the same
-                    same[node] = back
+                back = laid.get(back.args[0], back.args[0])
+                if _alike(back.meta["spec"], node.meta["spec"]):  # of one memory, at the same distances: the same
+                    same[node] = laid[node] = back
                 if node in same or back.target not in WHOLE:
                     break
         elif node.target in VIEWS:

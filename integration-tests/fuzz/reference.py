@@ -60,7 +60,10 @@ NORMALISING = {
     "aten::native_batch_norm": 1, "aten::_native_batch_norm_legit": 1, "aten::native_batch_norm_backward": 2,
 }  # fmt: skip
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
-INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp", "avg_pool")
+INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp", "avg_pool", "mish_backward", "silu_backward")
+#: Functions whose kernels, of one library or another, err by a fraction of a unit to one side more than to the other, which
+#: a sum of many of them collects.
+ONE_SIDED = frozenset(f"aten::{name}" for name in ("exp", "log", "xlogy", "_softmax", "_log_softmax"))
 #: Operators whose kernels take numbers of this size from each other, whatever the result's: the digamma function of a small
 #: number is the logarithm of about ten less the steps of a recurrence (S. L. Moshier, Cephes); the logarithm that a
 #: log-softmax takes from a number is that of a sum of at least one, of which it has the rounding error.
@@ -430,6 +433,11 @@ class Shadow(TorchDispatchMode):
             for k in range(2, self.count):
                 factor = given[k][0][ADDING_ONE[name]]
                 answers[k] = answers[k] + self._random(factor) * factor * step
+        for k in range(2, self.count) if name in ONE_SIDED else ():
+            side = self._random(torch.empty((), device=HOME)) * _inner(original[0][0].dtype) / 2
+            answers[k] = answers[k] + answers[k] * side
+        if name == "aten::mul" and torch._C._current_graph_task_id() != -1:
+            self._by_summands(answers, original)
         for k in range(2, self.count) if name in INNER_SIZES else ():
             answers[k] = answers[k] + self._random(answers[k]) * INNER_SIZES[name] * _inner(original[0][0].dtype)
         if name in ANY_ORDER and original[0][0].dtype == torch.float64 and self.count > 1:
@@ -508,6 +516,16 @@ class Shadow(TorchDispatchMode):
             for base in self._bases(total)[2:]:
                 view = self._view(base, total)
                 view.copy_(_fitted(view + self._random(view) * (a + b) * unit(total.dtype), total.dtype))
+
+    def _by_summands(self, answers: list[Any], original: Any) -> None:
+        """Zeros that a gradient is multiplied to have either sign where gradients of both signs were added up before: each
+        may be multiplied by itself, and of a zero of each sign the sum is 0."""
+        for t in _tensors(original):
+            sizes, _ = self._sums.get(_extent(t), (None, False))
+            if sizes is not None and self.count > 1 and t.is_floating_point():
+                both = t.detach().to(HOME).abs() < sizes.reshape(t.shape) * (1 - 4 * unit(t.dtype))
+                for k in range(2, self.count, 2):
+                    answers[k] = answers[k].where((answers[k] != 0) | ~both, -answers[k])
 
     def _give_up(self, result: Any, outs: list[torch.Tensor], written: list[torch.Tensor]) -> None:
         """Leave undecided what an operator has made or written that could not be followed."""

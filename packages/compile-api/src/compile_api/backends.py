@@ -309,11 +309,17 @@ class _Generator:
         store = self.store
         if store is None:
             return self._compiled(env)
-        digest = store.digest(env)
+        from prims.ir.conditions import Conditional
+
+        digest, context = store.digest(env), env.symbols.context
         compiled = store.find(digest)
+        if isinstance(compiled, Conditional):
+            compiled = compiled.run if compiled.assumed_in(context) else None
         if compiled is None:
+            known = 0 if context is None else len(context.guards)
             compiled = self._compiled(env)
-            store.keep(digest, compiled)
+            new = () if context is None else context.guards[known:]
+            store.keep(digest, Conditional.of(compiled, env, new) if new else compiled)
         return compiled  # type: ignore[no-any-return]
 
     eager = staticmethod(eager_graph)  # on what a compiled forward graph has saved

@@ -203,12 +203,15 @@ class DiskGraphs:
         self._digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def digest(self, env: Envelope) -> str:
-        """The name of a graph: its text, constants by their digests, and what the text does not say of its nodes."""
+        """The name of a graph: its text, constants by their digests, and what the text does not say of its nodes and of
+        its sizes."""
         known = self._digests.get(env.graph)
         if known is None:
+            from prims.ir.conditions import facts
+
             beside = [[node.meta.get(key) for key in _BESIDE] for node in env.graph.nodes]
             plain = [[sorted(x) if isinstance(x, frozenset) else x for x in values] for values in beside]
-            known = hashlib.sha256("\n".join((env.hash(), repr(plain))).encode()).hexdigest()
+            known = hashlib.sha256("\n".join((env.hash(), repr(plain), *facts(env))).encode()).hexdigest()
             self._digests[env.graph] = known
         return known
 

@@ -78,7 +78,9 @@ class Artefact:
 
 
 #: The loader of each kind, as ``module:function``.
-_LOADERS: dict[str, str] = {"prims.graph": "prims.ir.blame:load"}
+_LOADERS: dict[str, str] = {
+    "prims.graph": "prims.ir.blame:load", "prims.conditional": "prims.ir.conditions:load"
+}  # fmt: skip
 
 
 def register_loader(kind: str, place: str) -> None:

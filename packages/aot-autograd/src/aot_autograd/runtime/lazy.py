@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from aot_autograd.runtime.stored import outside_autocast
+from aot_autograd.runtime.variants import MOST, Variants
 from prims.artefact import Artefact, child_of, restore
 from prims.background import Job, is_worker, submit
 from prims.coding import decoded, encoded
@@ -24,6 +27,7 @@ from prims.stance import raises_defects
 
 if TYPE_CHECKING:  # what a stored program need not import
     from prims.ir import Envelope
+    from prims.ir.conditions import Conditional
 
 __all__ = [
     "BACKWARD", "PARTIAL", "Compiler", "LazyBackward", "Store", "compile_or_run", "load_backward", "load_partial",
@@ -173,7 +177,8 @@ class LazyBackward:
         if self._full is None:
             with compiling():
                 if self._full is None:
-                    self._full = self._found(self._digest) or self.compile(self.env, "backward")
+                    found = self._found(self._digest, lambda: self.env, "backward")
+                    self._full = found or self.compile(self.env, "backward")
         return self._full
 
     def _run_partial(self, inputs: list[Any]) -> Sequence[Any]:
@@ -204,9 +209,7 @@ class LazyBackward:
         """
         known = self._derived.get(absent)
         if known is None:
-            from aot_autograd.runtime.absent import without_tangents
-
-            env, kept = without_tangents(self.env, absent)
+            env, kept = self._derive(absent)
             eager = getattr(self._compiler, "eager", run_as_it_is)
             job = submit(Job(lambda: self._beside(absent)))
             known = self._derived[absent] = self._ready(eager(env)), kept, job
@@ -238,28 +241,62 @@ class LazyBackward:
         name = f"{self._name()} without {''.join('01'[each] for each in absent)}"
         known = None if store is None else store.find(name)
         if isinstance(known, PartialBackward):
-            compiled = self._found(known.digest)
+            compiled = self._found(known.digest, lambda: self._derive(absent)[0], _PARTIAL_NAME)
             if compiled is not None:
                 return compiled, known.places
-        from aot_autograd.runtime.absent import without_tangents
-
-        env, places = without_tangents(self.env, absent)
+        env, places = self._derive(absent)
         made = self.compile(env, _PARTIAL_NAME)
         if store is not None:
             store.keep(name, PartialBackward(store.digest(env), tuple(places)))
         return made, places
 
-    def _found(self, digest: str | None) -> _Boxed | None:
-        """What the store has under a name."""
+    def _derive(self, absent: tuple[bool, ...]) -> tuple[Envelope, Sequence[int]]:
+        """The graph without some tangents, and the outputs that it has."""
+        from aot_autograd.runtime.absent import without_tangents
+
+        return without_tangents(self.env, absent)
+
+    def _found(self, digest: str | None, env: Callable[[], Envelope], name: str) -> _Boxed | None:
+        """What the store has under the name of a graph."""
         found = None if self._store is None or digest is None else self._store.find(digest)
-        return None if found is None else self._ready(found)
+        if found is None or not hasattr(found, "conditions"):
+            return None if found is None else self._ready(found)
+        return self._variants(env, name, (found, self._ready(found.run)))
 
     def compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
         """A compiled graph as a function of a list of inputs that is given up."""
-        if self._report is None:
-            return self._ready(compile_or_run(env, self._compiler, self._options, None, name))
-        with self._report.phase("backward"):
+        conditional, run = self._compiled(env, name)
+        return self._variants(lambda: env, name, (conditional, run)) if conditional.conditions else run
+
+    def _compiled(self, env: Envelope, name: str, sizes: Mapping[str, int] = {}) -> tuple[Conditional, _Boxed]:
+        """A compiled graph, for ``sizes`` or those of the call that was captured, and what it takes for granted of
+        them: its program's guards were asked before, and know nothing of it."""
+        from prims.ir.conditions import Conditional
+
+        context = env.symbols.context
+        if context is None:
+            return Conditional.of(run := self._run_of(env, name), env, ()), run
+        with context.apart() as guards:
+            for symbol, size in sizes.items():
+                context.info(symbol).hint = size
+            if sizes:
+                entries = (replace(entry, hint=sizes.get(entry.name, entry.hint)) for entry in env.symbols)
+                env = env.replace(symbols=replace(env.symbols, entries=tuple(entries)))
+            run = self._run_of(env, name)
+        return Conditional.of(run, env, guards), run
+
+    def _run_of(self, env: Envelope, name: str) -> _Boxed:
+        with nullcontext() if self._report is None else self._report.phase("backward"):
             return self._ready(compile_or_run(env, self._compiler, self._options, self._report, name))
+
+    def _variants(self, env: Callable[[], Envelope], name: str, first: tuple[Conditional, _Boxed]) -> Variants:
+        def as_it_is() -> _Boxed:
+            cause = Unsupported(f"the {name} graph was compiled for {MOST} cases of its sizes, and fits no other")
+            return self._ready(
+                run_instead(env().module(), self._report, self._options, "aot_autograd", cause.reason, cause=cause)
+            )
+
+        return Variants(first, lambda sizes: self._compiled(env(), name, sizes), as_it_is, env)
 
     @staticmethod
     def _ready(compiled: Callable[..., Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:

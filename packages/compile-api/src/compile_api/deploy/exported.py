@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Exported:
         specs += [d.spec for d in self.envelope.outputs]
         kinds = {s.device.type for s in specs if isinstance(s, TensorSpec)} or {"cpu"}
         claims = frozenset({UPDATES}).union(*(inductor_gen.claims(kind) for kind in kinds))
-        with self._report.phase("lower"):
+        with self._report.phase("lower"), self._for_all_sizes():
             return lower(self.envelope, claims=claims, options=self.options, report=self._report)
 
     @compiling()
@@ -78,8 +79,13 @@ class Exported:
         import inductor_gen
 
         env = self.lowered()
-        with self._report.phase("codegen"):
+        with self._report.phase("codegen"), self._for_all_sizes():
             return inductor_gen.compile_graph(env, options=self.options, report=self._report, in_place=True)
+
+    def _for_all_sizes(self) -> AbstractContextManager[None]:
+        """The contract is all that a caller is told about sizes: nothing else may be asked of them."""
+        context = self.envelope.symbols.context
+        return nullcontext() if context is None else context.for_all_sizes()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program into a folder: ``contract.json``, ``graph.json``, ``weights.safetensors``.

@@ -15,11 +15,11 @@ from inductor_gen.loops.index import size
 from prims.collectives import is_collective
 from prims.errors import InternalError
 from prims.ir import Envelope
-from prims.ir.symbols import symbols_in
+from prims.ir.settle import settler
 from prims.lower.custom import STRIDES
 from prims.ops import PrimOp
 from prims.records import record
-from prims.spec import Sym, TensorSpec
+from prims.spec import TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = [
@@ -208,7 +208,7 @@ def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
     live = _live(env)
     graph = Graph()
     value: dict[Any, Any] = {}
-    settle = _settler(env)
+    settle = settler(env)
 
     def look(x: Any) -> Any:  # ``map_values``, with most leaves told at a glance
         kind = type(x)
@@ -242,29 +242,6 @@ def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
 def is_training(env: Envelope) -> bool:
     """Are values saved for a backward pass, or does this graph read such?"""
     return not {"saved", "tangent"}.isdisjoint([*(d.kind for d in env.inputs), *(d.kind for d in env.outputs)])
-
-
-def _settler(env: Envelope) -> Callable[[Any], Any]:
-    """Puts sizes, alone and in metadata, in the terms that guards have left.
-
-    A size may have been written down before a guard made it equal to another, or to 1: ``min(s0, s1 - 1)`` that was
-    broadcast. A symbol that no input of this graph binds (a backward graph has few of them) replaces none.
-    """
-    context, bound = env.symbols.context, env.symbols.names()
-    if context is None or not (context.replacements or context.sums):
-        return lambda value: value
-
-    def number(value: Any) -> Any:
-        made = context.make(size(value))
-        return made if symbols_in(made) <= bound else value
-
-    def settle(value: Any) -> Any:
-        if isinstance(value, TensorSpec):
-            shape, strides = (list(map(number, values)) for values in (value.shape, value.strides))
-            return value.replace(shape=shape, strides=strides, storage_offset=number(value.storage_offset))
-        return number(value) if isinstance(value, Sym) else value
-
-    return settle
 
 
 def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) -> Any:

@@ -16,6 +16,7 @@ from prims.errors import LeftWhole, Unsupported, VerifierError
 from prims.handlers import GraphHandler, GraphValue
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
+from prims.ir.settle import settled
 from prims.ir.versions import CURRENT
 from prims.lower.composites import COMPOSITES, values_alone
 from prims.lower.context import LowerContext
@@ -51,7 +52,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     `prims.lower.rewrites` are applied as nodes are made, one unit of fuel each. `prims.lower.numerics` says what stays
     one node besides, where results must be eager's.
     """
-    env = read_back(env, context.claims)
+    env = settled(read_back(env, context.claims))
     build = Rebuild(env, context.claims, rewrites_for(context.options.numerics), fuel)
     p = build.p
     setattr(p, ASKED_FOR, False)

@@ -12,6 +12,7 @@ from prims.handlers import GraphHandler, Rewrite
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
 from prims.lower.clean import erase_dead
+from prims.spec import TensorSpec
 
 Emit = Callable[[torch.fx.Node, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -45,7 +46,9 @@ class Rebuild:
         descriptors = iter(self.env.inputs)
         for node in self.env.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = self.p.placeholder(str(node.target), next(descriptors).spec)
+                spec = next(descriptors).spec  # a size by the symbol that it binds, whatever it is known to be
+                known = node.meta.get("spec") if isinstance(spec, TensorSpec) else None
+                self.values[node] = self.p.placeholder(str(node.target), spec if known is None else known)
             elif node.op == "get_attr":
                 copy = self.graph.get_attr(str(node.target))
                 copy.meta.update(node.meta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 # Frames under these folders are never the user's: torch itself and the five packages.
 _PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
 _ON_A_SIZE = "control flow on a size"
+#: What a context has learned from guards, beside the ranges of symbols.
+_LEARNED = ("replacements", "sums", "_known", "_exact", "_atoms")
 
 
 def _unknown(what: str, reason: str) -> str:
@@ -94,6 +97,7 @@ class SymbolContext:
         #: Unbacked symbols that calls have made, by the call and its tensors (:mod:`prims.spec.unbacked`).
         self.made: dict[Any, Any] = {}
         self._are_many = False
+        self._all_sizes = False
         self._known: dict[Expr, bool] = {}
         self._exact: dict[Expr, tuple[Expr, Expr]] = {}  # quotients without remainder: a // b to (a, b)
         self._atoms: dict[Expr, Interval] = {}  # what guards say of atoms that are not symbols
@@ -324,6 +328,8 @@ class SymbolContext:
         if known is not None:
             return known
         b = self.simplify(E.to_expr(b))
+        if self._all_sizes:
+            raise DataDependentError(f"it depends on the sizes whether {b}", where=self.location())
         if self._are_many and b.kind in ("eq", "ne") and self.may_be_one(b) and self._asks_for_one(b):
             return bool(b.kind == "ne")
         value = self.hint(b)
@@ -333,6 +339,42 @@ class SymbolContext:
         for guard in self._nontrivial_sizes(fact) or (fact,):
             self.add_guard(guard, reason or _ON_A_SIZE)
         return bool(value)
+
+    def tell_whether_empty(self, size: Expr) -> None:
+        """Record whether a size is 0 or at least 1, unless that is known, or only the data of a call tells it."""
+        if size.kind == "symbol" and not self.replacements:
+            return
+        some = E.ge(size, 1)
+        if self.statically_known(some) is None and self.hint(size) is not None:
+            self.evaluate(some, "whether a dimension is empty")
+
+    @contextmanager
+    def apart(self) -> Iterator[list[SizeGuard]]:
+        """What is learned in here is forgotten afterwards; the list has the guards that it rests on then."""
+        before = {name: dict(getattr(self, name)) for name in _LEARNED}
+        infos = {name: dataclasses.replace(info) for name, info in self.symbols.items()}
+        count, guards = len(self.guards), list[SizeGuard]()
+        try:
+            yield guards
+        finally:
+            guards += self.guards[count:]
+            del self.guards[count:]
+            self.symbols.update(infos)
+            for name, known in before.items():
+                setattr(self, name, known)
+            self._forget()
+
+    @contextmanager
+    def for_all_sizes(self) -> Iterator[None]:
+        """What is compiled in here is for all sizes that the guards allow: nothing goes by those of one call.
+
+        A question that the ranges do not settle raises DataDependentError, and nothing is recorded.
+        """
+        before, self._all_sizes = self._all_sizes, True
+        try:
+            yield
+        finally:
+            self._all_sizes = before
 
     @contextmanager
     def are_many(self) -> Iterator[None]:
@@ -379,7 +421,7 @@ class SymbolContext:
         if e.kind == "fbits":
             self.specialise(e.args[0], reason)
             return self.simplify(e).value
-        value = self.hint(e)
+        value = None if self._all_sizes else self.hint(e)
         if value is None:
             raise DataDependentError(_unknown(f"the value of {e}", reason), where=self.location())
         self.add_guard(E.float_compare("feq", e, value) if e.is_float else E.eq(e, value), reason)
@@ -405,6 +447,10 @@ class SymbolContext:
         if b.is_const:
             return
         self._learn(b)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was worked out under other guards."""
         self._simplified.clear()
         self._decided.clear()
         self.layouts.clear()

@@ -79,8 +79,28 @@ def resolve(func: OpOverload) -> Rule:
 
         name = op_name(func)
         rule = checking_numbers(name, asking_the_kernel(name, func, RULES.get(name) or fallback_rule(func)))
+        rule = _telling_empty(rule)
         _RESOLVED[id(func)] = rule, func
     return rule
+
+
+def _telling_empty(rule: Rule) -> Rule:
+    """The rule, after which every size of its results is 0 or at least 1 in all calls.
+
+    Operators do something else of empty tensors: means are no numbers, maxima raise, a size of -1 is any. Of sizes that
+    arguments have that is known; one that follows from them, like ``s0 - 1``, may become 0 in a later call.
+    """
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        made = rule(*args, **kwargs)
+        for spec in made if type(made) in (tuple, list) else (made,):
+            if type(spec) is TensorSpec:
+                for size in spec.shape:
+                    if type(size) is not int:
+                        size.ctx.tell_whether_empty(size.expr)
+        return made
+
+    return telling
 
 
 def to_spec(x: Any) -> Any:

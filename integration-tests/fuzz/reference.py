@@ -61,8 +61,7 @@ NORMALISING = {
 }  # fmt: skip
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
 INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp", "avg_pool", "mish_backward", "silu_backward")
-#: Functions whose kernels, of one library or another, err by a fraction of a unit to one side more than to the other, which
-#: a sum of many of them collects.
+#: Functions whose kernels err by a fraction of a unit to one side more than to the other, which a sum of many collects.
 ONE_SIDED = frozenset(f"aten::{name}" for name in ("exp", "log", "xlogy", "_softmax", "_log_softmax"))
 #: Operators whose kernels take numbers of this size from each other, whatever the result's: the digamma function of a small
 #: number is the logarithm of about ten less the steps of a recurrence (S. L. Moshier, Cephes); the logarithm that a

@@ -93,6 +93,15 @@ torch.linspace(0, 1, x.shape[1], device=x.device) * x
 torch.meshgrid(x[0], x[:, 0], indexing="ij")[0]
 F.interpolate(x[None, None], scale_factor=2)[0, 0]
 F.avg_pool1d(x[None], 2)[0]
+F.adaptive_avg_pool1d(x[None], 2)[0]
+F.adaptive_avg_pool2d(x[None], (1, 2))[0]
+F.adaptive_max_pool2d(x[None], (2, 1))[0]
+F.max_pool1d(x[None], 2, ceil_mode=True)[0]
+F.interpolate(x[None], 3, mode="linear")[0]
+x.diff(dim=0)
+x.std(1)
+x[:, 1:].prod(1)
+x[1:].logsumexp(0)
 """.strip().splitlines()
 
 CONDITIONS = """
@@ -123,7 +132,11 @@ x.shape[1] == y.shape[1] != 1
 
 
 def generate(seed: int, device: str = "cpu") -> str:
-    """The text of a program; it is the same for equal arguments."""
+    """The text of a program; it is the same for equal arguments.
+
+    Half of the programs take gradients. A quarter has its function twice, the second in calls that come in another order:
+    its graphs are those of the first, which may be on disk, and what they asked of sizes holds for it too.
+    """
     pick = random.Random(f"sizes {seed}")
     lines = ["def f(a, b, c):", "    out = []"]
     for k in range(pick.randint(2, 6)):
@@ -140,10 +153,18 @@ def generate(seed: int, device: str = "cpu") -> str:
     for _ in range(CALLS):
         n, m = pick.choice(_SIZES), pick.choice(_SIZES)
         calls.append([(pick.choice((n, n, m, 1)), pick.choice((m, m, n, 1))) for _ in range(3)])
-    made = f"make(sizes, seed=10 * call + k{'' if device == 'cpu' else f', device={device!r}'})"
+    gradients, twice = pick.random() < 0.5, pick.random() < 0.25
+    told = "".join([f", device={device!r}"] * (device != "cpu") + [", grad=True"] * gradients)
+    backward = ", backward=True" if gradients else ""
+    lines = [*lines, "    return out", ""]
+    again = [
+        "    h = compile(f_again)", f"    for call in {pick.sample(range(CALLS), CALLS)}:",
+        f"        see.call('again ', h, *inputs(call){backward})",
+    ]  # fmt: skip
     return "\n".join([
-        "import torch", "import torch.nn.functional as F", "from fuzz.inputs import make", "", *lines, "    return out", "",
-        "def inputs(call):", f"    return [{made} for k, sizes in enumerate({calls}[call])]", "",
+        "import torch", "import torch.nn.functional as F", "from fuzz.inputs import make", "", *lines,
+        *([lines[0].replace("f(", "f_again("), *lines[1:]] if twice else []),
+        "def inputs(call):", f"    return [make(sizes, seed=10 * call + k{told}) for k, sizes in enumerate({calls}[call])]", "",
         "def program(compile, see):", "    g = compile(f)", f"    for call in range({CALLS}):",
-        "        see.call('call ', g, *inputs(call))", "",
+        f"        see.call('call ', g, *inputs(call){backward})", *(again if twice else []), "",
     ])  # fmt: skip

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Frames under these folders are never the user's: torch itself and the five packages.
 _PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
 _ON_A_SIZE = "control flow on a size"
+#: Nodes of an expression's tree: bits of numbers that are made of each other double it with every operation, and sizes
+#: of a hundred layers have some hundred.
+HEAVIEST = 2000
 #: What a context has learned from guards, beside the ranges of symbols.
 _LEARNED = ("replacements", "sums", "_known", "_exact", "_atoms")
 
@@ -171,8 +174,13 @@ class SymbolContext:
         return found
 
     def make(self, e: Expr) -> Any:
-        """The int, or the Sym, of an integer expression after simplification."""
+        """The int, or the Sym, of an integer expression after simplification. Of one that is too heavy, the symbols
+        become what they are in this call."""
         e = self.simplify(e)
+        if e.weight > HEAVIEST and self.hint(e) is not None:
+            for name in sorted(e.free_symbols()):
+                self.specialise(E.symbol(name), "a size of which many operations made a number")
+            e = self.simplify(e)
         return e.args[0] if e.kind == "const" else self._sym(e)
 
     # ---- what is known -------------------------------------------------------------------------------------

@@ -99,15 +99,17 @@ class Expr:
     """One node. Build it with the functions of this module or with Python's operators, never directly.
 
     ``kind`` is ``"const"``, ``"poly"``, an atom's kind, or a boolean or float kind; ``args`` are its operands
-    (the value of a constant, the name of a symbol, the ``(monomial, coefficient)`` pairs of a polynomial).
+    (the value of a constant, the name of a symbol, the ``(monomial, coefficient)`` pairs of a polynomial). ``weight``
+    is the number of nodes of its tree, in which a shared operand counts wherever it stands: its text is as long.
     """
 
-    __slots__ = ("__weakref__", "_key", "_text", "args", "kind", "symbols", "terms")
+    __slots__ = ("__weakref__", "_key", "_text", "args", "kind", "symbols", "terms", "weight")
 
     kind: str
     args: tuple[Any, ...]
     terms: tuple[tuple[Monomial, int], ...]
     symbols: frozenset[Expr]
+    weight: int
     _text: str | None
     _key: tuple[int, int, str] | None
 
@@ -236,6 +238,7 @@ def _intern(kind: str, args: tuple[Any, ...]) -> Expr:
     e.args = args
     e._text = None
     e._key = None
+    e.weight = 1
     if kind == "const":
         e.terms = (((), args[0]),) if args[0] else ()
         e.symbols = frozenset()
@@ -244,10 +247,14 @@ def _intern(kind: str, args: tuple[Any, ...]) -> Expr:
         e.symbols = frozenset((e,))
     elif kind == "poly":
         e.terms = args
-        e.symbols = frozenset().union(*(atom.symbols for mono, _ in args for atom, _ in mono))
+        atoms = [atom for mono, _ in args for atom, _ in mono]
+        e.symbols = frozenset().union(*(atom.symbols for atom in atoms))
+        e.weight += len(args) + sum([atom.weight for atom in atoms])
     else:
         e.terms = ((((e, 1),), 1),) if kind in INT_ATOMS else ()
-        e.symbols = frozenset().union(*(a.symbols for a in args if isinstance(a, Expr)))
+        operands = [a for a in args if isinstance(a, Expr)]
+        e.symbols = frozenset().union(*(a.symbols for a in operands))
+        e.weight += sum([a.weight for a in operands])
     _TABLE[key] = e
     return e
 

@@ -54,24 +54,43 @@ def _mod(a: Interval, b: Interval) -> Interval:
     return EVERYTHING
 
 
+class _Known:
+    """What is known of atoms, and the bounds that were worked out by it: an operand that occurs in many places, each in
+    one of the last, is looked at once."""
+
+    __slots__ = ("found", "of_atom")
+
+    def __init__(self, of_atom: Callable[[Expr], Interval | None]) -> None:
+        self.of_atom = of_atom
+        self.found: dict[Expr, Interval] = {}
+
+    def __call__(self, atom: Expr) -> Interval | None:
+        return self.of_atom(atom)
+
+
 def interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
     """Bounds of an expression, both inclusive; ``of_atom`` tells what is known of an atom beyond its operands."""
-    found = _bounds(e, of_atom)
-    return _by_choice(e, found, of_atom) if e.kind == "poly" else found
+    known = _Known(of_atom)
+    found = _bounds(e, known)
+    return _by_remainders(e, _by_choice(e, found, known), known) if e.kind == "poly" else found
 
 
-def _bounds(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+def _bounds(e: Expr, of_atom: _Known) -> Interval:
     kind = e.kind
     if kind == "const":
         return e.args[0], e.args[0]
     known = of_atom(e)
     if kind == "symbol":
         return known or EVERYTHING
-    low, high = _interval(e, of_atom)
-    return (low, high) if known is None else (max(low, known[0]), min(high, known[1]))
+    found = of_atom.found.get(e)
+    if found is None:
+        low, high = _interval(e, of_atom)
+        found = (low, high) if known is None else (max(low, known[0]), min(high, known[1]))
+        of_atom.found[e] = found
+    return found
 
 
-def _interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+def _interval(e: Expr, of_atom: _Known) -> Interval:
     kind = e.kind
     if kind == "poly":
         low: Bound = 0
@@ -99,7 +118,7 @@ def _interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
     return EVERYTHING
 
 
-def _by_choice(e: Expr, known: Interval, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+def _by_choice(e: Expr, known: Interval, of_atom: _Known) -> Interval:
     """Tighter bounds of a polynomial with a minimum or maximum, which is at most or at least what each operand would
     make of it: ``min(a, b) - a`` is at most 0."""
     low, high = known
@@ -116,7 +135,24 @@ def _by_choice(e: Expr, known: Interval, of_atom: Callable[[Expr], Interval | No
     return low, high
 
 
-def _float_interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+def _by_remainders(e: Expr, known: Interval, of_atom: _Known) -> Interval:
+    """Tighter bounds of a polynomial with a multiple of a quotient, which is at most what was divided, and above that
+    less the divisor: ``2 * (a // 2) - a`` is at most 0."""
+    other = e
+    for mono, coeff in e.terms:
+        atom = mono[0][0] if len(mono) == 1 and mono[0][1] == 1 else None
+        if atom is None or atom.kind != "floordiv" or atom.args[1].kind != "const" or coeff % atom.args[1].value:
+            continue
+        a, divisor = atom.args
+        whole = E.mul(E.sub(a, E.mod(a, divisor)), coeff // divisor.value)
+        other = E.add(E.sub(other, E.mul(atom, coeff)), whole)
+    if other is e:
+        return known
+    low, high = _bounds(other, of_atom)
+    return max(low, known[0]), min(high, known[1])
+
+
+def _float_interval(e: Expr, of_atom: _Known) -> Interval:
     """Bounds of a float expression; wide where a function is not known to be monotonic."""
     kind = e.kind
     if kind == "fconst":

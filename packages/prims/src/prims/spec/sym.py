@@ -265,8 +265,10 @@ class Sym(SymNode):
     # Nodes of torch.SymInt: take and give nodes.
 
     def _node(self, e: Expr) -> Sym:
-        e = self.ctx.simplify(e)
-        return Sym(e, self.ctx) if e.kind == "const" else self.ctx._sym(e)
+        made = self.ctx.make(e)
+        if isinstance(made, Sym):
+            return made
+        return Sym(E.const(made), self.ctx)
 
     def add(self, other: SymNode) -> Sym:
         return self._node(E.add(self.expr, other.expr))

@@ -317,10 +317,23 @@ def run_as_it_is(env: Envelope) -> Callable[..., Sequence[Any]]:
 def _boxed(compiled: Callable[..., Sequence[Any]]) -> _Boxed:
     """A compiled graph as a function of a list that it empties, so that inputs are freed after their last use.
 
-    A compiler offers that as the attribute ``boxed`` of its result.
+    A compiler offers that as the attribute ``boxed`` of its result. Others run operators, some of which give back what
+    they were given.
     """
     boxed = getattr(compiled, "boxed", None)
-    return boxed if boxed is not None else lambda inputs: compiled(*inputs)
+    return boxed if boxed is not None else lambda inputs: _apart(compiled(*inputs))
+
+
+def _apart(results: Sequence[Any]) -> Sequence[Any]:
+    """Gradients each in memory of its own: autograd keeps them as they are, and who writes one would write others."""
+    seen, apart = set(), list(results)
+    for at, result in enumerate(results):
+        if isinstance(result, torch.Tensor) and result.layout is torch.strided:
+            place = result.untyped_storage()._cdata
+            if place in seen:
+                apart[at] = result.clone()
+            seen.add(place)
+    return apart
 
 
 def load_backward(artefact: Artefact, options: Options, report: Report | None) -> LazyBackward:

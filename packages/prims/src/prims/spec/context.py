@@ -183,6 +183,13 @@ class SymbolContext:
             e = self.simplify(e)
         return e.args[0] if e.kind == "const" else self._sym(e)
 
+    def number(self, size: Any) -> Any:
+        """A size as an int where the guards say which it is, else as it is."""
+        if isinstance(size, int):
+            return size
+        e = self.simplify(size.expr)
+        return e.args[0] if e.kind == "const" else size
+
     # ---- what is known -------------------------------------------------------------------------------------
 
     def _atom_range(self, atom: Expr) -> Interval | None:

@@ -12,7 +12,7 @@ from prims.registry import Definitions
 from prims.spec.asking import asking_the_kernel
 from prims.spec.numbers import checking_numbers
 from prims.spec.sym import SymNode, from_torch
-from prims.spec.tensorspec import TensorSpec, spec_of
+from prims.spec.tensorspec import TensorSpec, settled, spec_of
 
 Rule = Callable[..., Any]
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
@@ -104,11 +104,11 @@ def _telling_empty(rule: Rule) -> Rule:
 
 
 def to_spec(x: Any) -> Any:
-    """An argument as the rules see it."""
+    """An argument as the rules see it: a size that guards have found to be one is a 1."""
     if type(x) in _PLAIN:
-        return x
+        return settled(x) if type(x) is TensorSpec else x
     if isinstance(x, torch.Tensor):
-        return spec_of(x)
+        return settled(spec_of(x))
     if isinstance(x, (list, tuple)):
         return type(x)(map(to_spec, x)) if type(x) in (list, tuple) else [to_spec(v) for v in x]
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):

@@ -157,7 +157,7 @@ def iterate(
     if not tensors:
         return TensorSpec((), dtype, _CPU, ())  # of numbers: a tensor without dimensions
     first = tensors[0]
-    if wraps and len(tensors) < len(operands) and any(type(n) is int and n == 1 for n in first.shape):
+    if wraps and len(tensors) < len(operands) and any(layout.known_equal(n, 1) for n in first.shape):
         tensors.append(TensorSpec((), dtype, first.device, ()))
     if len(tensors) == 1:
         strides = _unary_strides(first)

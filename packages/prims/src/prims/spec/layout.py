@@ -102,6 +102,9 @@ def _is_one(size: Size) -> bool:
     if type(size) is int:
         return size == 1
     one = E.eq(size.expr, E.const(1))
+    known = size.ctx.statically_known(one)
+    if known is not None:
+        return bool(known)
     return _may_be_one(size) and bool(size.ctx.evaluate(one, "whether a dimension is of size one"))
 
 
@@ -109,18 +112,31 @@ def _may_be_one(size: Size) -> bool:
     return type(size) is not int and bool(size.ctx.may_be_one(size.expr))
 
 
+def _is_step(stride: Size, step: Size) -> bool:
+    """Whether a stride is what one steps over. Asked, with a guard, where that may depend on whether a size is one."""
+    if known_equal(stride, step):
+        return True
+    if type(stride) is int and type(step) is int:
+        return False
+    ctx = (step if type(stride) is int else stride).ctx
+    same = E.eq(_expr(stride), _expr(step))
+    if not ctx.may_be_one(E.sub(_expr(stride), _expr(step))):
+        return False
+    return bool(ctx.evaluate(same, "whether a dimension follows another in memory"))
+
+
 def is_contiguous_in_order(shape: Sequence[Size], strides: Sequence[Size], order: Iterable[int]) -> bool:
     """Whether the strides are the dense ones in that order; dimensions of size one do not matter.
 
-    As all questions of layout here: False where it depends on a symbol, and no guard but that a size is one, or is not,
-    of a symbol that may be.
+    As all questions of layout here: False where it depends on a symbol, and no guard but what follows from whether a
+    size is one, of a symbol that may be.
     """
     step: Size = 1
     for dim in order:
         size = shape[dim]
         if type(size) is int and size == 1:
             continue
-        if not known_equal(strides[dim], step):
+        if not _is_step(strides[dim], step):
             if _is_one(size):
                 continue
             return any(type(s) is int and s == 0 for s in shape)
@@ -152,10 +168,10 @@ def is_channels_last_strides(shape: Sequence[Size], strides: Sequence[Size]) -> 
         return False
     low: Size = 0
     for dim in order:
-        if type(shape[dim]) is int and shape[dim] == 0 or known_less(strides[dim], low):
+        if type(shape[dim]) is int and shape[dim] == 0 or is_surely_less(strides[dim], low):
             return False
         if dim == 0:
-            return not known_equal(low, strides[1])
+            return not _is_step(strides[1], low)
         low = strides[dim]
         if not _is_one(shape[dim]):
             low = low * shape[dim]
@@ -172,7 +188,7 @@ def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
     order = sort_dims(dims, shape, strides)
     step: Size = 1
     for d in order:
-        if not known_equal(strides[d], step):
+        if not _is_step(strides[d], step):
             if _is_one(shape[d]):
                 continue
             return False

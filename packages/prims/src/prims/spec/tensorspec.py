@@ -110,6 +110,20 @@ _set_strides = TensorSpec.__dict__["strides"].__set__
 _set_offset = TensorSpec.__dict__["storage_offset"].__set__
 
 
+def settled(spec: TensorSpec) -> TensorSpec:
+    """The spec with numbers for the sizes and strides that guards have found to be numbers."""
+    context = next((size.ctx for size in (*spec.shape, *spec.strides) if type(size) is not int), None)
+    if context is None or not context.replacements and not context.sums:
+        return spec
+    key = "settled", spec
+    found = context.layouts.get(key)
+    if found is None:
+        shape, strides = (tuple(map(context.number, sizes)) for sizes in (spec.shape, spec.strides))
+        found = TensorSpec(shape, spec.dtype, spec.device, strides, context.number(spec.storage_offset))
+        context.layouts[key] = found
+    return found  # type: ignore[no-any-return]
+
+
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """The spec of a tensor (of an :class:`AbstractTensor`, the one it holds)."""
     held = getattr(tensor, "spec", None)

@@ -267,6 +267,12 @@ def _check_some(x: TensorSpec, n: int) -> None:
         raise RuntimeError(f"adaptive pooling of {list(x.shape)}, which has no elements in its last {n} dimensions")
 
 
+def _check_channels(x: TensorSpec) -> None:
+    """Raise RuntimeError where a dimension but the first, which may be the batch, is empty."""
+    if any(layout.is_surely_less(size, 1) for size in x.shape[1:]):
+        raise RuntimeError(f"adaptive pooling of {list(x.shape)}, of which only the batch may be empty")
+
+
 @meta_rule("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: TensorSpec, output_size: Any) -> TensorSpec:
     _check_some(x, 2)
@@ -277,16 +283,19 @@ def adaptive_avg_pool2d(x: TensorSpec, output_size: Any) -> TensorSpec:
 @meta_rule("aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool3d.default")
 def adaptive_avg_pool3d(x: TensorSpec, output_size: Any) -> TensorSpec:
     _check_some(x, 3)
+    _check_channels(x)
     return TensorSpec((*x.shape[:-3], *_listed(output_size, 3)), x.dtype, x.device)
 
 
 @meta_rule("aten._adaptive_avg_pool2d_backward.default")
 def adaptive_avg_pool2d_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
+    _check_channels(grad)
     return _formatted(x.shape, x, x.ndim == 4 and suggests_channels_last(x))
 
 
 @meta_rule("aten._adaptive_avg_pool3d_backward.default")
 def adaptive_avg_pool3d_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
+    _check_channels(grad)
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
@@ -299,6 +308,7 @@ def _adaptive_max(n: int) -> None:
 
     @meta_rule(f"aten.adaptive_max_pool{n}d_backward.default")
     def backward(grad: TensorSpec, x: TensorSpec, indices: TensorSpec) -> TensorSpec:
+        _check_channels(grad)
         return _formatted(x.shape, x, n == 2 and _batched_last(x, n))
 
 

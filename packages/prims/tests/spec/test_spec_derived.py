@@ -83,3 +83,15 @@ def test_a_multiple_of_a_quotient_is_at_most_what_was_divided(divisor):
     assert ctx.statically_known(E.le(multiple, a)) is True
     assert ctx.statically_known(E.le(a, E.add(multiple, divisor - 1))) is True
     assert ctx.statically_known(E.le(a, E.add(multiple, divisor - 2))) is None
+
+
+@pytest.mark.parametrize(("low", "holds"), [(2, True), (3, None)])
+def test_what_is_known_of_a_quotient_is_known_of_what_it_becomes(low, holds):
+    ctx = SymbolContext()
+    a, b = (ctx.new_symbol(hint, min=1).expr for hint in (2, 5))
+    quotient = E.floordiv(E.mul(a, b), 2)
+    assert ctx.evaluate(E.ge(quotient, 2)) and ctx.evaluate(E.le(quotient, 9))
+    ctx.evaluate(E.eq(a, 2))
+    assert ctx.simplify(quotient) is b
+    assert ctx.statically_known(E.ge(b, low)) is holds
+    assert ctx.statically_known(E.le(b, 9)) is True and ctx.statically_known(E.le(b, 8)) is None

@@ -517,6 +517,13 @@ class SymbolContext:
         for k, (left, v) in sums.items():
             if left is not k and not (rest := E.sub(left, v)).is_const:
                 self._learn_equation(rest)  # there may be an atom to solve it for now
+        for atom, (low, high) in list(self._atoms.items()):  # what is known of `s0 * s1 // 2`, of `s1` where `s0` is 2
+            left = E.substitute(atom, one)
+            if left is not atom and not left.is_const:
+                if not math.isinf(low):
+                    self._narrow(E.sub(int(low), left))
+                if not math.isinf(high):
+                    self._narrow(E.sub(left, int(high)))
 
     def _learn_sum(self, d: Expr) -> None:
         if d.kind != "poly":

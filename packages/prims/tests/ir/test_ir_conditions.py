@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from prims.errors import DataDependentError, StoredGraphError
 from prims.ir import Envelope, InputDesc, SymbolTable
 from prims.ir.blame import blaming
 from prims.ir.conditions import Conditional, facts
+from prims.ir.envelope import SymbolBinding
 from prims.ir.settle import settled
 from prims.options import Options
 from prims.spec import SymbolContext, TensorSpec
@@ -138,3 +141,29 @@ def test_metadata_is_in_the_terms_that_guards_have_left():
     x = settled(env).placeholders()[0]
     assert x.meta["spec"].shape[0] == 1 and type(x.meta["spec"].shape[0]) is int
     assert type(env.placeholders()[0].meta["spec"].shape[0]) is not int
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_conditions_as_python_are_the_conditions(seed):
+    draw = random.Random(seed)
+    env, context = envelope(4, 6, 3, low=1)
+    a, b, c = (context.symbol(f"s{at}").expr for at in range(3))
+    terms = [a, b, c, E.floordiv(E.add(a, b), 2), E.mod(E.mul(a, c), 3), E.minimum(a, b), E.maximum(b, E.sub(c, 1))]
+    with context.apart() as guards:
+        for _ in range(3):
+            relation = draw.choice((E.eq, E.ne, E.le, E.ge))
+            context.evaluate(relation(E.add(*draw.sample(terms, 2)), draw.choice([*terms, 5])), "a question")
+    conditional = Conditional.of(Run(), env, guards)
+    told = set()
+    for sizes in itertools.product(range(1, 7), repeat=3):
+        answer = conditional.holds([torch.empty(sizes)])
+        assert answer is conditional._evaluated([torch.empty(sizes)])
+        told.add(answer)
+    assert True in told
+
+
+def test_conditions_on_floats_are_asked_of_their_bits():
+    value = E.symbol("s0")
+    condition = E.float_compare("flt", E.from_bits(value), E.fconst(2.5))
+    conditional = Conditional(Run(), [(condition, "")], {"s0": SymbolBinding(1)})
+    assert conditional.holds([torch.empty(1), 2.0]) and not conditional.holds([torch.empty(1), 3.0])

@@ -8,6 +8,7 @@ whether they hold.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ class Conditional:
         names = frozenset[str]().union(*(expr.free_symbols() for expr, _ in self.conditions))
         self._told = names <= places.keys()
         self._places = {name: places[name] for name in sorted(names & places.keys())}
+        self._asks = self._written() if self._told else lambda inputs: False
 
     @classmethod
     def of(cls, run: Callable[..., Any], env: Envelope, guards: Iterable[SizeGuard]) -> Conditional:
@@ -76,10 +78,27 @@ class Conditional:
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Whether it may run on these inputs; False where they do not tell."""
-        if not self._told:
-            return False
+        return self._asks(inputs)
+
+    def _evaluated(self, inputs: Sequence[Any]) -> bool:
         sizes = read_sizes(self._places, inputs)
         return all(expr.evaluate(sizes) for expr, _ in self.conditions)
+
+    def _written(self) -> Callable[[Sequence[Any]], bool]:
+        """The conditions as a function of Python, which takes a tenth of the time, where they are plain arithmetic."""
+        asked = " and ".join(f"({exprtext.to_python(expr)})" for expr, _ in self.conditions)
+        at = {
+            name: f"x[{place.input_index}]" + ("" if place.dim is None else f".shape[{place.dim}]")
+            for name, place in self._places.items()
+        }
+        try:
+            calls = [node.func for node in ast.walk(ast.parse(asked)) if isinstance(node, ast.Call)]
+            if not all(isinstance(called, ast.Name) and called.id in ("min", "max") for called in calls):
+                return self._evaluated
+            text = f"lambda x: (lambda {', '.join(at)}: {asked})({', '.join(at.values())})"
+            return eval(text, {"__builtins__": {}, "min": min, "max": max})  # type: ignore[no-any-return]
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # a long one
+            return self._evaluated
 
     def assumed_in(self, context: SymbolContext | None) -> bool:
         """Whether the conditions hold for the call that is being compiled; they are guards of its program then."""

@@ -93,3 +93,61 @@ def test_gradients_that_an_expanded_operand_sums_come_in_any_order() -> None:
     assert gradient.equal(rest) and not ours.equal(rest)
     assert not judge(gradient, ours, runs)[0].any()
     assert judge(gradient, gradient + 1e-5, runs)[0].all()
+def _moved(result: torch.Tensor, runs: list[torch.Tensor], by: float) -> bool:
+    """Whether the judge sees every element wrong that is moved by so much."""
+    wrong, undecided = judge(result, (result.double() + by).to(result.dtype), runs)
+    assert not undecided.any()
+    return bool(wrong.all())
+
+
+def test_a_logarithm_of_a_sum_has_the_sums_rounding() -> None:
+    """Next to zero it is the largest number less the logarithm of a number of about two."""
+    x = torch.tensor([[-0.6931472, -0.72], [-0.5, -0.9]])
+    with Shadow(SAMPLES) as shadow:
+        result = x.logsumexp(0)
+    runs = shadow.twins(result)
+    assert not _moved(result, runs, 6e-8) and _moved(result, runs, 4e-6)
+
+
+def test_a_gradient_of_two_terms_has_the_rounding_of_each() -> None:
+    """Where the gradient of mish crosses zero, of 64-bit numbers that are exact."""
+    x = torch.tensor([-1.25], dtype=torch.double, requires_grad=True)
+    with Shadow(SAMPLES) as shadow:
+        torch.nn.functional.mish(x).sum().backward()
+        gradient = x.grad.clone()
+    runs = shadow.twins(gradient)
+    assert not _moved(gradient, runs, 6e-17) and _moved(gradient, runs, 1e-14)
+
+
+def test_a_sum_of_a_functions_errors_may_have_a_side() -> None:
+    """Fifty thousand logarithms that are too large by a fifth of a unit; not by ten."""
+    x = torch.rand(50_000, generator=torch.Generator().manual_seed(2), dtype=torch.double) + 0.5
+    with Shadow(SAMPLES) as shadow:
+        result = x.log().sum()
+    runs = shadow.twins(result)
+    unit = torch.finfo(torch.double).eps * float(x.log().abs().sum())
+    assert not _moved(result, runs, unit / 5) and _moved(result, runs, unit * 10)
+
+
+@pytest.mark.parametrize("opposed", [True, False])
+def test_a_zero_of_gradients_of_both_signs_has_either_sign(opposed: bool) -> None:
+    """Each of them may be multiplied by zero before they are added; gradients of one sign give one zero."""
+    x = torch.ones(3, requires_grad=True)
+    with Shadow(SAMPLES) as shadow:
+        h = x * -0.0
+        ((h * 2.0).sum() + (h * (-3.0 if opposed else 3.0)).sum()).backward()
+        gradient = x.grad.clone()
+    assert bool((gradient == 0).all())
+    wrong, _ = judge(gradient, -gradient, shadow.twins(gradient))
+    assert bool(wrong.all()) is not opposed and bool(wrong.any()) is not opposed
+
+
+def test_what_eager_alone_says_is_not_a_number_is_undecided() -> None:
+    """Of an operator that cannot be followed nothing is known but what eager gave."""
+    rows = torch.randn(70, dtype=torch.bfloat16).as_strided((1, 1, 3, 33), (0, 0, 16, 1))
+    with Shadow(SAMPLES) as shadow:
+        result = torch.nn.functional.scaled_dot_product_attention(rows, rows[:, :, :2], rows[:, :, :2])
+        result[..., 3] = math.nan
+        shadow._give_up(result, [result], [])
+    wrong, undecided = judge(result, torch.zeros_like(result), shadow.twins(result))
+    assert undecided.all() and not wrong.any()

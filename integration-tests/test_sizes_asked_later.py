@@ -104,3 +104,18 @@ def test_an_exported_program(text):
     for size in range(3, 13):
         x = torch.randn(1, 2, size, 5)
         _same(_or_error(exported, x), _or_error(program, x))
+
+
+def test_forms_of_a_backward_pass_on_disk(tmp_path, monkeypatch):
+    """Each form is found again by the sizes that it was compiled for."""
+    monkeypatch.setenv("QUINTET_CACHE_DIR", str(tmp_path))
+    lowered = []
+    for order in ((2, 1, 3), (2, 1, 3), (3, 1, 2)):
+        compile_api.reset()
+        program = _function(PROGRAMS["adaptive average of rows"])
+        compiled = compile_api.compile(program, options={"program_cache": True})
+        for size in order:
+            x = torch.randn(1, 2, size, 5)
+            _same(_gradient(compiled, x), _gradient(program, x))
+        lowered.append("lower" in compiled.report().seconds)
+    assert lowered == [True, False, False]

@@ -200,19 +200,19 @@ class DiskGraphs:
         self.programs = programs
         self.options = options
 
-        self._digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._digests: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
     def digest(self, env: Envelope) -> str:
         """The name of a graph: its text, constants by their digests, and what the text does not say of its nodes and of
         its sizes."""
-        known = self._digests.get(env.graph)
-        if known is None:
+        sizes, known = self._digests.get(env.graph, (None, ""))
+        if sizes != env.symbols.entries:  # one graph may be compiled for several sizes
             from prims.ir.conditions import facts
 
             beside = [[node.meta.get(key) for key in _BESIDE] for node in env.graph.nodes]
             plain = [[sorted(x) if isinstance(x, frozenset) else x for x in values] for values in beside]
             known = hashlib.sha256("\n".join((env.hash(), repr(plain), *facts(env))).encode()).hexdigest()
-            self._digests[env.graph] = known
+            self._digests[env.graph] = env.symbols.entries, known
         return known
 
     def _key(self, digest: str, in_place: bool) -> str:

@@ -13,7 +13,7 @@ from prims.artefact import from_bytes, restore, to_bytes
 from prims.errors import DataDependentError, StoredGraphError
 from prims.ir import Envelope, InputDesc, SymbolTable
 from prims.ir.blame import blaming
-from prims.ir.conditions import Conditional, facts
+from prims.ir.conditions import Conditional, facts, learn
 from prims.ir.envelope import SymbolBinding
 from prims.ir.settle import settled
 from prims.options import Options
@@ -167,3 +167,15 @@ def test_conditions_on_floats_are_asked_of_their_bits():
     condition = E.float_compare("flt", E.from_bits(value), E.fconst(2.5))
     conditional = Conditional(Run(), [(condition, "")], {"s0": SymbolBinding(1)})
     assert conditional.holds([torch.empty(1), 2.0]) and not conditional.holds([torch.empty(1), 3.0])
+
+
+def test_facts_are_learned_where_a_graph_is_read():
+    env, context = envelope(4, 6)
+    context.evaluate(E.eq(E.mod(context.symbol("s0").expr, 2), 0), "")
+    other, fresh = envelope(4, 6)
+    learn(other, facts(env))
+    assert facts(other) == facts(env)
+    assert fresh.statically_known(E.eq(E.mod(fresh.symbol("s0").expr, 2), 0)) is True
+    for texts in (["s0 + 1"], ["import os"], [3]):
+        with pytest.raises(StoredGraphError):
+            learn(other, texts)

@@ -36,7 +36,7 @@ __all__ = [
 Compiler = Callable[["Envelope", "Report | None"], Callable[..., Sequence[Any]]]
 _Boxed = Callable[[list[Any]], Sequence[Any]]
 BACKWARD, PARTIAL = "aot_autograd.backward", "aot_autograd.partial_backward"
-_VERSION = "1"
+_VERSION = "2"
 _PARTIAL_NAME = "backward for some outputs"
 #: What the graph's text does not say of its nodes.
 _META = ("called_by", "beside_zeros", "late")
@@ -149,6 +149,7 @@ class LazyBackward:
 
     def artefact(self) -> Artefact:
         """The graph, its name and its compiler: what is compiled of it is in the compiler's own store."""
+        from prims.ir.conditions import facts
         from prims.ir.serial import to_json
 
         env = self.env
@@ -156,7 +157,10 @@ class LazyBackward:
             [at, key, encoded(node.meta[key])]
             for at, node in enumerate(env.graph.nodes) for key in _META if key in node.meta
         ]  # fmt: skip
-        text = {"tangents": self._tangents, "outputs": self._outputs, "digest": self._name(), "meta": meta}
+        text = {
+            "tangents": self._tangents, "outputs": self._outputs, "digest": self._name(), "meta": meta,
+            "facts": facts(env),
+        }  # fmt: skip
         files = {"graph": to_json(env, indent=None).encode()}
         return Artefact(BACKWARD, _VERSION, text, files, {"compiler": child_of(self._compiler)})
 
@@ -350,9 +354,11 @@ def load_backward(artefact: Artefact, options: Options, report: Report | None) -
         raise StoredGraphError("ART-C5", f"a backward graph is named {str(digest)[:80]!r}")
 
     def read() -> Envelope:
+        from prims.ir.conditions import learn
         from prims.ir.serial import from_json
 
         env = from_json(data.decode())
+        learn(env, text["facts"])
         nodes = list(env.graph.nodes)
         for at, key, value in text["meta"]:
             if key in _META:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prims.spec import SymbolContext
     from prims.spec.context import SizeGuard
 
-__all__ = ["KIND", "Conditional", "facts", "load", "read_sizes"]
+__all__ = ["KIND", "Conditional", "facts", "learn", "load", "read_sizes"]
 
 KIND = "prims.conditional"
 _VERSION = "1"
@@ -36,6 +36,23 @@ def facts(env: Envelope) -> list[str]:
     context, names = env.symbols.context, env.symbols.names()
     known = () if context is None else (guard.expr for guard in context.guards)
     return sorted({exprtext.to_python(expr) for expr in known if names & expr.free_symbols()})
+
+
+def learn(env: Envelope, texts: Iterable[str]) -> None:
+    """Tell the context of an envelope that was read what :func:`facts` said of the one that was written.
+
+    Raises:
+        StoredGraphError: a text is no condition.
+    """
+    try:
+        exprs = [exprtext.parse(text) for text in texts]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise StoredGraphError("ART-C5", f"a fact about sizes: {error}") from error
+    if not all(expr.is_bool for expr in exprs):
+        raise StoredGraphError("ART-C5", "a fact about sizes that is a number")
+    for expr in exprs:
+        if env.symbols.context is not None and env.symbols.context.statically_known(expr) is None:
+            env.symbols.context.add_guard(expr, "a guard of the program")
 
 
 def read_sizes(places: Mapping[str, SymbolBinding], inputs: Sequence[Any]) -> dict[str, int]:

@@ -347,7 +347,7 @@ def load_backward(artefact: Artefact, options: Options, report: Report | None) -
         StoredGraphError: it is of another version, or its parts have other types.
     """
     text, data = artefact.text, artefact.files["graph"]
-    digest, counts = text["digest"], (text["tangents"], text["outputs"])
+    digest, counts, told = text["digest"], (text["tangents"], text["outputs"]), text["facts"]
     if artefact.version != _VERSION or not all(type(n) is int and n >= 0 for n in counts):
         raise StoredGraphError("ART-C4", f"a {BACKWARD} of version {artefact.version!r}")
     if digest is not None and type(digest) is not str:
@@ -358,7 +358,7 @@ def load_backward(artefact: Artefact, options: Options, report: Report | None) -
         from prims.ir.serial import from_json
 
         env = from_json(data.decode())
-        learn(env, text["facts"])
+        learn(env, told)
         nodes = list(env.graph.nodes)
         for at, key, value in text["meta"]:
             if key in _META:

@@ -16,7 +16,8 @@ and operators that accumulate (:data:`ACCUMULATING`) also have their operands mo
 in. Of eager's 64-bit numbers nobody knows which it had to round: all but small multiples of 1/4 count as rounded. Half of
 these twins compute such pointwise operators on 32 bits with eager's own kernels, whose inner roundings (of 1 + erf(x), say)
 then count too. Gradients that backward passes add up may be added in another order, since those of a compiled region come
-as one: a sum's rounding is of the size of all that it adds. How far the twins lie apart says how far any correct order of
+as one: a sum's rounding is of the size of all that it adds. What a backward pass needs of the forward pass a compiled
+region may compute a second time, and round otherwise: a quarter of these twins reads some of it from its neighbour. How far the twins lie apart says how far any correct order of
 rounding may lie from eager's, and an integer or bool on which the twins do not agree is one that rounding decides.
 
 The rounded runs' numbers are those of the types: two may become equal, small ones zero, large ones infinite. The exact ones
@@ -30,6 +31,7 @@ moved by a unit. Where not even that succeeds, the last twin becomes NaN, so tha
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -118,10 +120,14 @@ class Shadow(TorchDispatchMode):
         self._behind: dict[int, int] = {}
         self._generators: dict[torch.device, torch.Generator] = {}
         self._seed = seed
+        self._coin = random.Random(seed)
         #: Storage -> it (kept alive), its twins, and the type of what they stand for.
         self._storages: dict[int, tuple[Any, list[torch.Tensor], torch.dtype]] = {}
         #: Sums of gradients -> the sum of their parts' sizes, and whether each order gives the same.
         self._sums: dict[Any, tuple[torch.Tensor, bool]] = {}
+        #: Storage that an operator has made -> the backward pass it did so in (-1: none), and which twins' backward passes
+        #: read their neighbour's numbers there, as bits.
+        self._made: dict[int, tuple[int, int]] = {}
 
     def _random(self, like: torch.Tensor) -> torch.Tensor:
         """Uniform numbers between -1 and 1."""
@@ -173,13 +179,16 @@ class Shadow(TorchDispatchMode):
         still = still if inexact is None else still | ~inexact
         return twin.where(still, twin + self._random(twin) * twin.abs() * step)
 
-    def _widened(self, operands: Any, k: int, moving: set[int], other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs, and run 1 and a quarter
-        of these have them in ``other`` places."""
+    def _widened(
+        self, operands: Any, k: int, moving: set[int], again: dict[int, int], other: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Any:
+        """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs, those of ``again`` are a
+        neighbour's in some, and run 1 and a quarter of these have them in ``other`` places."""
 
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                twin = self._view(self._bases(value)[k], value)
+                computed_again = again.get(id(value), 0) >> k & 1
+                twin = self._view(self._bases(value)[k - 1 if computed_again else k], value)
                 moved = self._disturbed(twin, None, _inner(value.dtype)) if k > 1 and id(value) in moving else twin
                 return other(moved) if k % 4 == 1 else moved
             if isinstance(value, torch.device):
@@ -210,6 +219,12 @@ class Shadow(TorchDispatchMode):
         grids = [self._grid(t) for t in numbers]
         every = any(part in name for part in INEXACT) or (name in OF_THREE and not all(grids))
         return {id(t) for t, grid in zip(numbers, grids, strict=True) if every or not grid}
+
+    def _again(self, operands: list[torch.Tensor]) -> dict[int, int]:
+        """Which operands of a backward pass were made before it, and the twins whose pass computes them a second time."""
+        task = torch._C._current_graph_task_id()
+        made = {id(t): self._made.get(t.untyped_storage()._cdata, (task, 0)) for t in operands if task != -1}
+        return {key: twins for key, (then, twins) in made.items() if then != task}
 
     @staticmethod
     def _grid(value: torch.Tensor) -> bool:
@@ -249,7 +264,8 @@ class Shadow(TorchDispatchMode):
                     moving.discard(id(t))
                 other = _apart if not written and torch.Tag.pointwise in func.tags else lambda twin: twin
                 written += averages
-                given = [self._widened((args, kwargs), k, moving, other) for k in range(self.count)]
+                again = self._again([t for t in _tensors((args, kwargs)) if not any(t is w for w in written)])
+                given = [self._widened((args, kwargs), k, moving, again, other) for k in range(self.count)]
                 if name.startswith("aten::nan_to_num") and _floating(args[0].dtype):
                     given = [_with_limits(func, *twins, args[0].dtype) for twins in given]
                 if name in ANY_ORDER:
@@ -584,6 +600,9 @@ class Shadow(TorchDispatchMode):
                         base.fill_(float("nan"))
                 bases.append(base)
             self._storages[storage._cdata] = (storage, bases, t.dtype)
+            if columns and _floating(t.dtype) and _inner(t.dtype) == unit(t.dtype):  # halves are kept as they were rounded
+                twins = sum(1 << k for k in range(6, self.count, 4) if self._coin.getrandbits(1))
+                self._made[storage._cdata] = torch._C._current_graph_task_id(), twins
             self._overflow(bases, t, name)
 
     def _overflow(self, bases: list[torch.Tensor], t: torch.Tensor, name: str = "") -> None:

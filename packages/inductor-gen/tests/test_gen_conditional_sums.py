@@ -1,7 +1,9 @@
-"""Sums that add nothing where a condition holds, in loops of ``omp simd reduction``: by the compiler and flags at hand.
+"""Sums that add nothing where a condition holds, in loops of ``omp simd reduction``, and unrolled steps under a condition: by
+the compiler and flags at hand.
 
 Told apart by the condition, a loop's paths read and write a partial sum on one of them only; gcc then takes the lanes of the
-sum for an array that the loop walks through, and counts what lies behind it.
+sum for an array that the loop walks through, and counts what lies behind it. Of unrolled steps it reads an operand on one
+path only then, for which it uses the mask of the first of several vectors.
 """
 
 from __future__ import annotations
@@ -90,6 +92,46 @@ def test_sums_are_those_of_the_terms(term, condition, rounds, size, tmp_path):
     np.testing.assert_allclose(found, [terms(numbers, weights)[left].sum(), numbers[left].sum()], rtol=1e-5)
 
 
+STEPS = """
+#include <stdint.h>
+#include <math.h>
+void steps(float* restrict out0, float* restrict out1, const float* restrict in0, const float* restrict in1, int64_t n) {
+    #pragma omp simd
+    for (int64_t i1 = 0; i1 < n; i1++) {
+        const int first = (i1 == 0);
+        #pragma GCC unroll 4
+        for (int64_t i0 = 0; i0 < STEPS; i0++) {
+            const float a = FUNCTION(in0[i0 + i1 * STEPS]) * 2.0f;
+            const float other = (first ? 0.0f : a);
+            const float b = in1[i0 + i1 * STEPS];
+            const float kept = (first ? 0.0f : b);
+            out0[i0 * n + i1] = other;
+            out1[i0 + i1 * STEPS] = DIVIDED;
+        }
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("size", [2, 8, 37])
+@pytest.mark.parametrize("divided", ["kept / a", "(kept * 2.0f) / a"])
+@pytest.mark.parametrize("function", ["", "sqrtf"])
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_steps_under_a_condition_are_those_of_their_lanes(steps, function, divided, size, tmp_path):
+    source = STEPS.replace("STEPS", str(steps)).replace("FUNCTION", function).replace("DIVIDED", divided)
+    (tmp_path / "steps.c").write_text(source)
+    compiler = find_compiler()
+    subprocess.run([*compiler.command, *compiler.flags_of(source), "steps.c", "-o", "steps.so", "-lm"], cwd=tmp_path, check=True)
+    a, b = (np.arange(k, size * steps + k, dtype=np.float32).reshape(size, steps) for k in (1, 3))
+    turned, found = np.zeros((steps, size), np.float32), np.zeros_like(b)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (turned, found, a, b)]
+    ctypes.CDLL(str(tmp_path / "steps.so")).steps(*pointers, ctypes.c_int64(size))
+    root = (np.sqrt(a) if function else a) * np.float32(2)
+    lasting = np.arange(size)[:, None] > 0
+    np.testing.assert_array_equal(turned, np.where(lasting, root, 0).T)
+    np.testing.assert_array_equal(found, np.where(lasting, b * np.float32(2 if "*" in divided else 1), 0) / root)
+
+
 def test_other_compilers_are_not_told_gccs_flags():
     gcc = Compiler(("gcc",), "gcc 13\nCopyright (C) 2023 Free Software Foundation, Inc.")
     assert gcc.flags[: len(FLAGS)] == FLAGS and gcc.flags_of(TEXT) == gcc.flags
@@ -129,4 +171,7 @@ SUM = """int k(void* const* p_, const int64_t* n_) {
 def test_sums_of_arithmetic_alone_are_compiled_as_others_are(line, apart):
     gcc = Compiler(("gcc",), "Free Software Foundation")
     assert (OF_GCC <= set(gcc.flags_of(SUM.replace("LINE", line)))) is apart
-    assert not OF_GCC & set(gcc.flags_of(SUM.replace("LINE", line).replace("reduction(", "safelen(")))
+    other = SUM.replace("LINE", line).replace("reduction(", "safelen(")
+    assert not OF_GCC & set(gcc.flags_of(other))
+    unrolled = other.replace("            v1c", "            #pragma GCC unroll 4\n            for (int i1 = 0; i1 < 4; i1++)\n v1c")
+    assert (OF_GCC <= set(gcc.flags_of(unrolled))) is apart

@@ -61,7 +61,7 @@ class Compiler:
 
     def flags_of(self, text: str) -> tuple[str, ...]:
         """The flags for a kernel: no others than it needs, for what they prevent costs sums a tenth of their time."""
-        return self.flags if _sums_on_paths(text) else tuple(flag for flag in self.flags if flag not in OF_GCC)
+        return self.flags if _has_paths(text) else tuple(flag for flag in self.flags if flag not in OF_GCC)
 
 
 _FOR_ANY = tuple(flag for flag in FLAGS if flag not in OF_GCC)
@@ -110,9 +110,9 @@ _APART, _OF_LOOPS = re.compile(r"[?<>!]|==|&&|\|\||\bif\b"), re.compile(r"\s*(fo
 
 
 @functools.lru_cache(maxsize=4096)
-def _sums_on_paths(text: str) -> bool:
-    """Whether a text has sums of ``omp simd`` and anything but arithmetic, in itself or in its helpers."""
-    if "reduction(" not in text:
+def _has_paths(text: str) -> bool:
+    """Whether a text has sums of ``omp simd``, or unrolled steps, and anything but arithmetic, in itself or its helpers."""
+    if "reduction(" not in text and "#pragma GCC unroll" not in text:
         return False
     lines = [*prelude(text, True).splitlines(), *text.splitlines()]
     return any(_APART.search(line) for line in lines if not _OF_LOOPS.match(line))

@@ -33,7 +33,8 @@ __all__ = [
 #: Nothing is contracted but what the text says: :mod:`inductor_gen.kernel.contract`. Nor are paths through a loop told
 #: apart by what they know of a condition: a sum that adds nothing on one of them would be read and written on the other
 #: only, and gcc (12, 13 and 14 seen) then takes the partial sums of ``omp simd reduction`` for an array that the loop
-#: walks through.
+#: walks through; and what an unrolled step reads would be read on one of them only, and be a load under a mask (what
+#: becomes of those in a group: :func:`inductor_gen.codegen.pieces.masked`).
 FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC", "-shared",
     "-std=gnu11", "-w", "-ffp-contract=off", "-fno-thread-jumps",

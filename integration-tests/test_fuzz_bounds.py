@@ -109,14 +109,16 @@ def test_a_logarithm_of_a_sum_has_the_sums_rounding() -> None:
     assert not _moved(result, runs, 6e-8) and _moved(result, runs, 4e-6)
 
 
-def test_a_gradient_of_two_terms_has_the_rounding_of_each() -> None:
-    """Where the gradient of mish crosses zero, of 64-bit numbers that are exact."""
-    x = torch.tensor([-1.25], dtype=torch.double, requires_grad=True)
+@pytest.mark.parametrize("at", [-1.3, -1.25, -1.1924, -1.2784, -1.28])
+@pytest.mark.parametrize("name", ["mish", "silu"])
+def test_a_gradient_of_two_terms_has_the_rounding_of_each(name: str, at: float) -> None:
+    """Where the gradients of mish and silu cross zero, of 64-bit numbers that are exact."""
+    x = torch.tensor([at], dtype=torch.double, requires_grad=True)
     with Shadow(SAMPLES) as shadow:
-        torch.nn.functional.mish(x).sum().backward()
+        (getattr(torch.nn.functional, name)(x) * 0.125).sum().backward()
         gradient = x.grad.clone()
     runs = shadow.twins(gradient)
-    assert not _moved(gradient, runs, 6e-17) and _moved(gradient, runs, 1e-14)
+    assert not _moved(gradient, runs, 0.125 * 2e-16) and _moved(gradient, runs, 1e-14)
 
 
 def test_a_sum_of_a_functions_errors_may_have_a_side() -> None:
@@ -151,3 +153,16 @@ def test_what_eager_alone_says_is_not_a_number_is_undecided() -> None:
         shadow._give_up(result, [result], [])
     wrong, undecided = judge(result, torch.zeros_like(result), shadow.twins(result))
     assert undecided.all() and not wrong.any()
+
+
+def test_the_reciprocal_of_what_rounding_leaves_may_be_infinite() -> None:
+    """Equal numbers less their mean, which need not be any of them; numbers that differ have finite reciprocals."""
+    equal = torch.full((64, 2), 0.3)
+    with Shadow(SAMPLES) as shadow:
+        left, apart = (
+            torch.nn.functional.batch_norm(x, None, None, training=True).reciprocal()
+            for x in (equal, torch.linspace(0, 1, 128).reshape(64, 2))
+        )
+    for result, known in ((left, False), (apart, True)):
+        wrong, undecided = judge(result, torch.full_like(result, math.inf), shadow.twins(result))
+        assert bool(wrong.all()) == known and bool(undecided.all()) != known

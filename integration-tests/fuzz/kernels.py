@@ -33,9 +33,10 @@ ONE_SIDED = frozenset(f"aten::{name}" for name in ("exp", "log", "xlogy", "_soft
 #: number is the logarithm of about ten less the steps of a recurrence (S. L. Moshier, Cephes); the logarithm that a
 #: log-softmax takes from a number, or that is added to the largest, is that of a sum of at least one, and has its error.
 INNER_SIZES = {"aten::digamma": 2.3, "aten::_log_softmax": 1.0, "aten::logsumexp": 1.0}
-#: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
-#: relative error is not small, however well the number is known, and nearly the same for neighbouring operands.
-ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
+#: Operators whose kernels add 1 to a number that may lie next to -1, or terms of about that size, and the operand by which
+#: they multiply the sum: its relative error is not small, however well the number is known, and nearly the same for
+#: neighbouring operands.
+ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0, "aten::mish_backward": 0, "aten::silu_backward": 0}
 #: Products of matrices and vectors, and which of their operands are multiplied.
 PRODUCTS = {f"aten::{name}": (0, 1) for name in ("mm", "bmm", "mv", "dot", "vdot")} | {
     f"aten::{name}": (1, 2) for name in ("addmm", "baddbmm", "addmv")

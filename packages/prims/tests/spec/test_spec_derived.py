@@ -95,3 +95,41 @@ def test_what_is_known_of_a_quotient_is_known_of_what_it_becomes(low, holds):
     assert ctx.simplify(quotient) is b
     assert ctx.statically_known(E.ge(b, low)) is holds
     assert ctx.statically_known(E.le(b, 9)) is True and ctx.statically_known(E.le(b, 8)) is None
+
+
+EQUAL = {
+    "a product": (lambda a, b, c: a * b, 8),
+    "a sum": (lambda a, b, c: a + b + c, 9),
+    "a product of three": (lambda a, b, c: a * b * c, 24),
+}
+INSIDE = [
+    lambda e, c: e,
+    lambda e, c: 2 * e,
+    lambda e, c: 3 - 3 * e,
+    lambda e, c: -(-16 // e),
+    lambda e, c: 100 // (e * 2) + c,
+    lambda e, c: c % e,
+    lambda e, c: torch.sym_max(e, 5),
+    lambda e, c: e * e + e,
+]
+
+
+@pytest.mark.parametrize("inside", range(len(INSIDE)))
+@pytest.mark.parametrize("equation", EQUAL)
+def test_what_an_equation_gives_is_put_in_wherever_it_is(equation, inside):
+    ctx = SymbolContext()
+    a, b, c = (ctx.new_symbol(hint) for hint in (4, 2, 3))
+    compute, value = EQUAL[equation]
+    assert compute(a, b, c) == value
+    once = INSIDE[inside](compute(a, b, c), c)
+    simple = ctx.simplify(E.to_expr(getattr(once, "expr", once)))
+    told = INSIDE[inside](value, c)
+    assert simple is E.to_expr(getattr(told, "expr", told))
+
+
+def test_a_product_is_put_in_where_it_is_a_factor():
+    ctx = SymbolContext()
+    a, b, c, d = (ctx.new_symbol(hint) for hint in (4, 2, 3, 5))
+    assert a * b == 8
+    assert ctx.simplify((a * b * c - d * c * b * a + 1).expr) is (8 * c - 8 * c * d + 1).expr
+    assert ctx.simplify((a * c + 1).expr) is (a * c + 1).expr

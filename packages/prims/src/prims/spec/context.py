@@ -240,14 +240,25 @@ class SymbolContext:
         return e
 
     def _come_to(self, e: Expr) -> Expr:
-        """A sum whose value an equation gives, as that value; also where it is compared."""
-        if e.kind in ("eq", "ne", "le"):
-            return E.rebuild(e.kind, (self._come_to(e.args[0]),))
-        if e.kind != "poly":
+        """Sums and products whose values equations give, as those values, also in what is divided or compared."""
+        if e.kind in ("const", "symbol"):
             return e
+        if e.kind != "poly":
+            args = tuple(map(self._come_to, e.args))
+            return e if args == e.args else E.rebuild(e.kind, args)
         constant = E.const(next((c for mono, c in e.terms if not mono), 0))
-        value = self.sums.get(E.sub(e, constant))
-        return e if value is None else E.add(value, constant)
+        rest = E.sub(e, constant)
+        times = math.gcd(*(c for _, c in rest.terms))
+        value = self.sums.get(E.exact_quotient(rest, E.const(times)))  # type: ignore[arg-type]
+        if value is not None:
+            return E.add(E.mul(value, times), constant)
+        for total, value in self.sums.items():
+            for term in rest.terms if len(total.terms) == 1 and value.is_const else ():
+                part = E.from_terms(dict([term]))
+                others = E.exact_quotient(part, total)
+                if others is not None:
+                    return self._come_to(E.add(E.sub(e, part), E.mul(others, value)))
+        return e
 
     def _by_range(self, e: Expr) -> Expr:
         """Resolves ``min``, ``max``, ``mod`` and ``floordiv`` that the ranges decide."""

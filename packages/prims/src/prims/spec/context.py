@@ -241,7 +241,7 @@ class SymbolContext:
 
     def _come_to(self, e: Expr) -> Expr:
         """Sums and products whose values equations give, as those values, also in what is divided or compared."""
-        if e.kind in ("const", "symbol"):
+        if e.is_const or e.kind == "symbol":
             return e
         if e.kind != "poly":
             args = tuple(map(self._come_to, e.args))

@@ -111,7 +111,7 @@ _APART, _OF_LOOPS = re.compile(r"[?<>!]|==|&&|\|\||\bif\b"), re.compile(r"\s*(fo
 
 @functools.lru_cache(maxsize=4096)
 def _has_paths(text: str) -> bool:
-    """Whether a text has sums of ``omp simd``, or unrolled steps, and more than arithmetic, in itself or its helpers."""
+    """Whether a text has sums of ``omp simd``, or unrolled steps, and more than arithmetic, its helpers included."""
     if "reduction(" not in text and "#pragma GCC unroll" not in text:
         return False
     lines = [*prelude(text, True).splitlines(), *text.splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing._internal import common_methods_invocations
+from torch.utils._pytree import tree_map
 
 import compile_api
 
@@ -133,4 +135,65 @@ def _refusal(call, given):
         call(given.input, *given.args, **given.kwargs)
     except Exception as error:
         return type(error), str(error)
+    return None
+
+
+TYPES_OF_ALL = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.complex64)
+LISTS = (
+    *common_methods_invocations.foreach_unary_op_db, *common_methods_invocations.foreach_binary_op_db,
+    *common_methods_invocations.foreach_pointwise_op_db, *common_methods_invocations.foreach_reduce_op_db,
+)  # fmt: skip
+VARIANTS = {
+    "one": [(op, op.op, {}) for op in common_methods_invocations.op_db],
+    "in place": [(op, op.inplace_variant, {}) for op in common_methods_invocations.op_db if op.inplace_variant],
+    "lists": [(op, op.method_variant, {"num_input_tensors": [2]}) for op in LISTS],
+    "lists in place": [(op, op.inplace_variant, {"num_input_tensors": [2]}) for op in LISTS if op.inplace_variant],
+}
+
+
+#: Which eager computes of numbers alone that no gradient is asked of, and by another kernel otherwise.
+TAKEN = {"nn.functional.max_pool1d"}
+
+
+@pytest.mark.parametrize(
+    "variant,dtype",
+    [(v, t) for v, t in itertools.product(VARIANTS, TYPES_OF_ALL) if "lists" not in v or not t.is_floating_point],
+    ids=str,
+)
+def test_types_that_eager_refuses(variant, dtype):
+    """The operators of PyTorch's own databases, given numbers of a type that they have no kernel for."""
+    refused = 0
+    for op, call, base, given in operands(variant):
+        change = lambda x: x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.dtype == base else x
+        args, kwargs = tree_map(change, given)
+        program = lambda *args, call=call, **kwargs: call(*args, **kwargs)
+        theirs = _raised(program, *copied((args, kwargs)))
+        if theirs is not None:
+            refused += 1
+            assert _raised(compile_api.compile(program), *copied((args, kwargs))) == theirs, (op.name, theirs)
+    assert refused >= 3
+
+
+@functools.cache
+def operands(variant):
+    """The operators of a variant, each with a type that it takes and arguments of that."""
+    found = []
+    for op, call, settings in VARIANTS[variant]:
+        base = torch.float32 if torch.float32 in op.dtypes else torch.int64
+        if base in op.dtypes and op.name not in TAKEN:
+            sample = list(op.sample_inputs("cpu", base, **settings))[-1]
+            kwargs = {k: v for k, v in sample.kwargs.items() if k not in ("is_fastpath", "disable_fastpath")}
+            found.append((op, call, base, ((sample.input, *sample.args), kwargs)))
+    return found
+
+
+def copied(values):
+    return tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, values)
+
+
+def _raised(call, args, kwargs):
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return type(error)
     return None

@@ -209,6 +209,12 @@ def _foreach() -> None:
         add(f"aten._foreach_{op}.ScalarList", tensors(), tensors(), tensors(), [0.5, 2.0])
     add("aten._foreach_lerp.Scalar", tensors(), tensors(), 0.1)
     add("aten._foreach_lerp.List", tensors(), tensors(), tensors())
+    add("aten._foreach_lerp.ScalarList", tensors(), tensors(), [0.1, 0.7])
+    add("aten._foreach_max.default", tensors())
+    add("aten._foreach_clone.default", [x.t() for x in (f(3, 2), f(2, 2))])
+    add("aten._foreach_mm.default", [f(3, 2), f(2, 2)], [f(2, 4), f(2, 3)])
+    for order in (0, 1, 2, 2.5, -1, float("inf")):
+        add("aten._foreach_powsum.Scalar", tensors(), order)
     add("aten._foreach_norm.Scalar", tensors())
     add("aten._foreach_norm.Scalar", tensors(), 1)
     add("aten._foreach_pow.ScalarAndTensor", 2.0, tensors())

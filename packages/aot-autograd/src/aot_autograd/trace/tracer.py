@@ -34,6 +34,8 @@ from prims.spec.layout import may_overlap, permutation
 __all__ = ["Tracer", "state_of"]
 
 aten = torch.ops.aten
+#: Operators that make real numbers of complex ones and are refused in place by eager, unlike a copy of such.
+_ABSOLUTE = frozenset((aten.abs.default, aten._foreach_abs.default))
 _TABLES = (seeded.HANDLERS, checks.HANDLERS)  # the latter with those of `unbacked`
 #: Handlers by the identity of their operators, which the tables hold: an overload's hash is computed in Python.
 _HANDLERS: dict[int, list[Any]] = {}
@@ -453,6 +455,9 @@ class Tracer(TorchDispatchMode):
             raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
         refuse_overlap(self, func, info, args, kwargs)
+        dtype = bind(info, args, kwargs, "dtype", info.names.index("dtype")) if "dtype" in info.names else None
+        if dtype is not None and any(isinstance(t, torch.Tensor) and state_of(t).spec.dtype != dtype for t in targets):
+            raise Unsupported(f"{func} writes numbers of {dtype} where others are", where=self._current_source())
         if info.twin is aten.bernoulli.p:
             target = state_of(args[0]).spec
             order = permutation(target.shape, (target.strides,))[::-1]
@@ -468,8 +473,7 @@ class Tracer(TorchDispatchMode):
             kept = [i for i, name in enumerate(info.names) if name not in info.drop]
             twin_args = tuple(args[i] for i in kept if i < len(args))
             twin_kwargs = {name: value for name, value in kwargs.items() if name not in info.drop}
-            typed = "dtype" in info.names and isinstance(args[0], torch.Tensor)
-            if typed and bind(info, args, kwargs, "dtype", info.names.index("dtype")) is None:
+            if "dtype" in info.names and dtype is None and isinstance(args[0], torch.Tensor):
                 wanted = state_of(targets[0]).spec.dtype  # in which eager's reductions add up
                 twin_kwargs |= {} if wanted == state_of(args[0]).spec.dtype else {"dtype": wanted}
         else:
@@ -496,6 +500,8 @@ class Tracer(TorchDispatchMode):
         fresh = len(values) - len(single)
         for target, value, value_spec in zip(single, values[fresh:], specs[fresh:], strict=True):
             if target is not None:
+                if info.twin in _ABSOLUTE and state_of(target).spec.dtype.is_complex:
+                    raise Unsupported("in-place abs of complex numbers", where=self._current_source())
                 self.write(target, value, value_spec)
                 if lists:  # of one tensor the dispatcher has counted the write before it came here
                     torch.autograd.graph.increment_version(target)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prims.decomp.common import Value
+from prims.decomp.reductions import power_sum
 from prims.decomp.registry import by_name, decomposition
 
 Values = tuple[Value, ...]
@@ -55,6 +56,9 @@ for _name, _single in _BINARY.items():
     decomposition(f"aten._foreach_{_name}.List")(_pairs(f"aten.{_single}.Tensor"))
 for _name in ("add", "mul", "div"):
     decomposition(f"aten._foreach_{_name}.Tensor")(_each(f"aten.{_name}.Tensor"))
+decomposition("aten._foreach_max.default")(_each("aten.max.default"))
+decomposition("aten._foreach_clone.default")(_each("aten.clone.default"))
+decomposition("aten._foreach_mm.default")(_pairs("aten.mm.default"))
 decomposition("aten._foreach_pow.Scalar")(_each("aten.pow.Tensor_Scalar"))
 decomposition("aten._foreach_pow.ScalarList")(_pairs("aten.pow.Tensor_Scalar"))
 decomposition("aten._foreach_pow.List")(_pairs("aten.pow.Tensor_Tensor"))
@@ -96,6 +100,13 @@ def foreach_lerp_scalar(p: Any, self: Sequence[Value], tensors1: Sequence[Value]
     return tuple(fn(p, x, y, weight) for x, y in zip(self, tensors1, strict=True))
 
 
+@decomposition("aten._foreach_lerp.ScalarList")
+def foreach_lerp_scalars(p: Any, self: Sequence[Value], tensors1: Sequence[Value], weight: Sequence[Any]) -> Values:
+    """lerp of each pair with its number."""
+    fn = by_name("aten.lerp.Scalar")
+    return tuple(fn(p, *xs) for xs in zip(self, tensors1, weight, strict=True))
+
+
 @decomposition("aten._foreach_lerp.List")
 def foreach_lerp_list(p: Any, self: Sequence[Value], tensors1: Sequence[Value], weights: Sequence[Value]) -> Values:
     """lerp of each pair with its weights."""
@@ -108,6 +119,12 @@ def foreach_norm(p: Any, self: Sequence[Value], ord: Any = 2, dtype: Any = None)
     """The norm of each tensor."""
     fn = by_name("aten.linalg_vector_norm.default")
     return tuple(fn(p, x, ord, None, False, dtype=dtype) for x in self)
+
+
+@decomposition("aten._foreach_powsum.Scalar")
+def foreach_powsum(p: Any, self: Sequence[Value], ord: Any = 2, dtype: Any = None) -> Values:
+    """The sum of each tensor's sizes to a power: its norm to that power."""
+    return tuple(power_sum(p, x, ord, dtype) for x in self)
 
 
 @decomposition("aten._foreach_zero.default")

@@ -19,6 +19,7 @@ from prims.decomp.common import (
     required,
     result_dtype,
     to_dtype,
+    unsupported,
 )
 from prims.decomp.registry import decomposition
 
@@ -56,6 +57,8 @@ def _loss_gradient(
 @decomposition("aten.mse_loss.default")
 def mse_loss(p: Any, self: Value, target: Value, reduction: int = MEAN) -> Value:
     """(x - y)^2"""
+    if not result_dtype(self, target).is_floating_point:
+        raise unsupported("the mean squared error of integers")
 
     def formula(x: Value, y: Value) -> Value:
         gap = p.sub(x, y)

@@ -116,6 +116,8 @@ def addr(p: Any, self: Value, vec1: Value, vec2: Value, *, beta: Any = 1, alpha:
     dtype = torch.promote_types(self.dtype, torch.promote_types(vec1.dtype, vec2.dtype))
     if dtype == torch.bool:
         raise unsupported("addr of bool tensors")
+    if not dtype.is_floating_point and (isinstance(beta, float) or isinstance(alpha, float)):
+        raise unsupported("addr of integers and a factor that is none")
     compute = opmath(dtype)
     a = p.broadcast(to_dtype(p, vec1, compute), shape, (0,))
     b = p.broadcast(to_dtype(p, vec2, compute), shape, (1,))

@@ -324,9 +324,14 @@ def logsumexp(p: Any, self: Value, dim: Dims, keepdim: bool = False) -> Value:
     return _finish(p, to_dtype(p, out, dtype), x, dims, keepdim)
 
 
-def _vector_norm(p: Any, x: Value, order: float, dims: Sequence[int]) -> Value:
+def _power_sum(p: Any, x: Value, order: float, dims: Sequence[int]) -> Value:
     if order == 2:
-        return p.sqrt(reduced(p, "sum", p.mul(x, x), dims))
+        return reduced(p, "sum", p.mul(x, x), dims)
+    size = p.abs(x)
+    return reduced(p, "sum", size if order == 1 else p.pow(size, float(order)), dims)
+
+
+def _vector_norm(p: Any, x: Value, order: float, dims: Sequence[int]) -> Value:
     size = p.abs(x)
     if order == math.inf:
         return reduced(p, "amax", size, dims)
@@ -334,9 +339,22 @@ def _vector_norm(p: Any, x: Value, order: float, dims: Sequence[int]) -> Value:
         return reduced(p, "amin", size, dims)
     if order == 0:
         return reduced(p, "sum", to_dtype(p, p.ne(x, 0.0), x.dtype), dims)
-    if order == 1:
-        return reduced(p, "sum", size, dims)
-    return p.pow(reduced(p, "sum", p.pow(size, float(order)), dims), 1.0 / float(order))
+    total = _power_sum(p, x, order, dims)
+    return p.sqrt(total) if order == 2 else total if order == 1 else p.pow(total, 1.0 / float(order))
+
+
+def _real(p: Any, self: Value, dtype: torch.dtype | None) -> tuple[Value, torch.dtype]:
+    """The numbers of which a norm is taken, and the type of the norm."""
+    out = dtype or self.dtype
+    if not (self.dtype.is_floating_point and out.is_floating_point):  # eager refuses integers, whatever the dtype
+        raise unsupported("norm of a tensor that is not real floating point")
+    return to_dtype(p, to_dtype(p, self, out), opmath(out)), out
+
+
+def power_sum(p: Any, self: Value, order: float, dtype: torch.dtype | None = None) -> Value:
+    """The sum of all sizes to a power."""
+    x, out = _real(p, self, dtype)
+    return to_dtype(p, _power_sum(p, x, order, tuple(range(x.ndim))), out)
 
 
 @decomposition("aten.linalg_vector_norm.default")
@@ -350,10 +368,7 @@ def linalg_vector_norm(
     dtype: torch.dtype | None = None,
 ) -> Value:
     """The p-norm over dimensions."""
-    out = dtype or self.dtype
-    if not out.is_floating_point:
-        raise unsupported("norm of a tensor that is not real floating point")
-    x = to_dtype(p, to_dtype(p, self, out), opmath(out))
+    x, out = _real(p, self, dtype)
     dims = norm_dims(dim, x.ndim)
     if ord != 0 and all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims):
         # As eager, without a power that could overflow.

@@ -56,6 +56,11 @@ def _is_one(size: Size) -> bool:
     return size == 1 if type(size) is int else size.hint == 1 and bool(size == 1)
 
 
+def _is_few(size: Size) -> bool:
+    """Whether a size is known to be one or zero."""
+    return size <= 1 if type(size) is int else layout.known_equal(size, 1) or layout.known_equal(size, 0)
+
+
 def dense_in_order(shape: Shape, order: Sequence[int]) -> tuple[Size, ...]:
     """Strides the iterator gives a new result that it walks in ``order`` (fastest first)."""
     if all(d == len(shape) - 1 - i for i, d in enumerate(order)):
@@ -149,7 +154,7 @@ def iterate(
     """The fresh result of an elementwise operation on ``operands`` (numbers and None are skipped).
 
     ``wraps``: eager makes a number a tensor without dimensions, and then has no short way to strides that are alike;
-    the long one comes to others in dimensions of one element.
+    the long one comes to others in dimensions of one element, and where there are none.
     ``common``: the type in which the operation computes, if it is not the result's. On a CPU eager converts operands of
     other types before it looks at strides, those of the copies.
     """
@@ -157,7 +162,7 @@ def iterate(
     if not tensors:
         return TensorSpec((), dtype, _CPU, ())  # of numbers: a tensor without dimensions
     first = tensors[0]
-    if wraps and len(tensors) < len(operands) and any(layout.known_equal(n, 1) for n in first.shape):
+    if wraps and len(tensors) < len(operands) and any(map(_is_few, first.shape)):
         tensors.append(TensorSpec((), dtype, first.device, ()))
     if len(tensors) == 1:
         strides = _unary_strides(first)

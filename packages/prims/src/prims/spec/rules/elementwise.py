@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,14 +44,13 @@ UNARY: dict[DtypeRule, str] = {
         special_ndtri special_log_ndtr special_entr special_erfcx special_airy_ai special_bessel_j0
         special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
         special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
-        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 sinc
-        deg2rad rad2deg""",
+        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 sinc""",
     _same: """neg sign sgn floor ceil trunc round frac positive bitwise_not relu silu mish hardswish hardsigmoid
-        hardtanh elu celu selu leaky_relu softplus hardshrink threshold log_sigmoid
-        nan_to_num conj_physical _conj_physical""",
-    _bool: "isnan isinf isfinite isposinf isneginf signbit logical_not",
-    _real: "abs",
+        elu celu selu leaky_relu softplus hardshrink threshold""",
+    _bool: "isnan isposinf isneginf signbit logical_not",
 }
+# Those whose result eager makes beforehand, by `empty_like`: it keeps the strides of dimensions of one element.
+MADE_ALIKE = {_float: "deg2rad rad2deg", _same: "hardtanh nan_to_num conj_physical _conj_physical"}
 # Overloads of those that are not `default`.
 UNARY_OVERLOADS = {_same: "round.decimals"}
 
@@ -66,6 +66,50 @@ for _rule, _text in UNARY.items():
         _unary(f"{_name}.default", _rule)
 for _rule, _text in UNARY_OVERLOADS.items():
     _unary(_text, _rule)
+
+
+def _made_alike(name: str, dtype: DtypeRule) -> None:
+    @meta_rule(f"aten.{name}.default")
+    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+        return with_format(x, None, dtype((x,)), x.device)
+
+
+for _rule, _text in MADE_ALIKE.items():
+    for _name in _text.split():
+        _made_alike(_name, _rule)
+
+
+def _against_infinity(x: TensorSpec) -> TensorSpec:
+    size = absolute(x)
+    return iterate((size, math.inf), torch.bool, wraps=True, common=size.dtype)
+
+
+@meta_rule("aten.isinf.default")
+def isinf(x: TensorSpec) -> TensorSpec:
+    """Of numbers that may be infinite, what their sizes compare with; of others it is filled."""
+    if x.dtype.is_complex:  # of one part, into which the other's is written
+        return isinf(TensorSpec(x.shape, real_dtype(x.dtype), x.device, tuple(2 * stride for stride in x.strides)))
+    return _against_infinity(x) if x.dtype.is_floating_point else with_format(x, None, torch.bool, x.device)
+
+
+@meta_rule("aten.isfinite.default")
+def isfinite(x: TensorSpec) -> TensorSpec:
+    """A number that is one, and whose size is not infinite; of integers it is filled."""
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return with_format(x, None, torch.bool, x.device)
+    return iterate((iterate((x, x), torch.bool, common=x.dtype), _against_infinity(x)), torch.bool)
+
+
+@meta_rule("aten.abs.default")
+def absolute(x: TensorSpec) -> TensorSpec:
+    if x.dtype.is_complex:
+        return with_format(x, None, real_dtype(x.dtype), x.device)
+    return iterate((x,), x.dtype)
+
+
+@meta_rule("aten.log_sigmoid.default")
+def log_sigmoid(x: TensorSpec) -> TensorSpec:
+    return log_sigmoid_forward(x)[0]
 
 
 @meta_rule("aten.gelu.default")
@@ -247,7 +291,7 @@ meta_rule("aten.complex.default", "aten.polar.default")(_complex_of)
 
 @meta_rule("aten.frexp.Tensor")
 def frexp(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    return iterate((x,), x.dtype), iterate((x,), torch.int32)
+    return with_format(x, None, x.dtype, x.device), with_format(x, None, torch.int32, x.device)
 
 
 # Backwards that are elementwise: op, and the positions of the gradient and the input (or result) in the order in which

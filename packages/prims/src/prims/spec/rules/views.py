@@ -239,6 +239,9 @@ def expand(x: TensorSpec, shape: Sequence[Size], *, implicit: bool = False) -> T
                 )
             stride = 0
         strides[i] = stride
+    for i in reversed(range(offset if x.ndim else 0)):  # as if it had been there: over all that is behind it
+        if type(sizes[i]) is int and sizes[i] == 1:
+            strides[i] = sizes[i + 1] * strides[i + 1]
     return view_of(x, sizes, strides)
 
 

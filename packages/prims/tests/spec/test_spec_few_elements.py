@@ -44,7 +44,7 @@ def compared(op, x, *args):
         made = op(x, *args)
     except (RuntimeError, NotImplementedError, TypeError):
         return False
-    specs = infer(op, (spec_of(x), *args))
+    specs = infer(op, (spec_of(x), *(spec_of(v) if isinstance(v, torch.Tensor) else v for v in args)))
     for result, spec in zip(*((v if isinstance(v, tuple) else (v,)) for v in (made, specs)), strict=True):
         if result is not x:
             assert (result.shape, result.stride(), result.dtype) == (spec.shape, spec.strides, spec.dtype), (op, x.shape, x.stride())
@@ -74,3 +74,36 @@ def test_expanded(before):
     for x in laid_out(torch.float32):
         assert compared(aten.expand.default, x, [*before, *x.shape])
     assert compared(aten.expand.default, torch.tensor(1.0), list(before))
+
+
+IMAGES = (
+    ((1, 3, 1, 1), (3, 1, 3, 3)), ((1, 3, 1, 1), (3, 1, 1, 1)), ((2, 1, 3, 4), (12, 1, 4, 1)), ((2, 1, 3, 4), (12, 12, 4, 1)),
+    ((2, 3, 1, 1), (3, 1, 3, 3)), ((2, 3, 1, 4), (12, 1, 12, 3)), ((2, 3, 4, 1), (12, 1, 3, 7)), ((2, 3, 4, 4), (96, 1, 24, 6)),
+    ((2, 3, 1, 1, 1), (3, 1, 3, 3, 3)), ((2, 3, 4, 4), (48, 16, 4, 1)), ((2, 4, 3), (12, 1, 4)), ((2, 3), (1, 2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norms_of_images_in_two_formats_at_once(training):
+    for shape, strides in IMAGES:
+        x = torch.empty_strided(shape, strides).normal_()
+        if training and x.numel() == x.shape[1]:
+            continue
+        zeros, ones = torch.zeros(shape[1]), torch.ones(shape[1])
+        assert compared(aten.native_batch_norm.default, x, ones, zeros, zeros, ones, training, 0.1, 1e-5)
+        _, mean, scale = aten.native_batch_norm(x, ones, zeros, zeros.clone(), ones.clone(), training, 0.1, 1e-5)
+        kept = (mean, scale) if training else (None, None)
+        for grad in (torch.randn(shape), x.clone(), torch.empty_strided(shape, strides).normal_()):
+            given = (x, ones, zeros, ones, *kept, training, 1e-5, [True, True, True])
+            assert compared(aten.native_batch_norm_backward.default, grad, *given)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2, 0), (2, 0, 4, 5), (0, 3, 2, 2), (2, 3, 0, 4), (2, 3, 0, 2, 2)], ids=str)
+def test_memory_formats_of_nothing(shape):
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    for op in (aten.clone.default, aten.empty_like.default, aten._to_copy.default):
+        made = op(torch.empty(shape), memory_format=last)
+        assert made.stride() == infer(op, (spec_of(torch.empty(shape)),), {"memory_format": last}).strides
+    laid = torch.empty(shape, memory_format=last)
+    for op in (aten.relu.default, aten.neg.default, aten.isinf.default, aten.clone.default):
+        assert compared(op, laid)

@@ -65,12 +65,7 @@ def dense_in_order(shape: Shape, order: Sequence[int]) -> tuple[Size, ...]:
     """Strides the iterator gives a new result that it walks in ``order`` (fastest first)."""
     if all(d == len(shape) - 1 - i for i, d in enumerate(order)):
         return layout.contiguous_strides(shape)
-    strides: list[Size] = [1] * len(shape)
-    step: Size = 1
-    for dim in order:
-        strides[dim] = step
-        step = step * shape[dim]
-    return tuple(strides)
+    return layout.products_in_order(shape, order)
 
 
 def _strides(shapes: tuple[Shape, ...], strides: tuple[tuple[Size, ...], ...], shape: Shape) -> tuple[Size, ...]:

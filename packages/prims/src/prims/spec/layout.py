@@ -50,9 +50,19 @@ def strides_in_order(shape: tuple[Size, ...], order: Iterable[int]) -> tuple[Siz
     return tuple(strides)
 
 
+def products_in_order(shape: tuple[Size, ...], order: Iterable[int]) -> tuple[Size, ...]:
+    """As :func:`strides_in_order`, but with strides of 0 beyond a dimension without elements."""
+    strides: list[Size] = [1] * len(shape)
+    step: Size = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)
+
+
 def channels_last_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """Strides of a dense channels_last tensor of 4 or 5 dimensions."""
-    return strides_in_order(shape, CHANNELS_LAST_ORDER[len(shape)])
+    return products_in_order(shape, CHANNELS_LAST_ORDER[len(shape)])
 
 
 def known_equal(a: Size, b: Size) -> bool:

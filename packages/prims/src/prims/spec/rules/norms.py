@@ -156,7 +156,7 @@ def _batch_norm(
     x: TensorSpec, weight: TensorSpec | None, running_mean: TensorSpec | None, training: bool
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     channels = x.shape[1] if x.ndim > 1 else 1
-    out = with_format(x, _suggested(x) if x.device.type == "cpu" else None, x.dtype, x.device)
+    out = with_format(x, _batch_norm_format(x) if x.device.type == "cpu" else None, x.dtype, x.device)
     if not training and x.device.type == "cpu":
         empty = TensorSpec((0,), _batch_stat(x, weight, running_mean), x.device)
         return out, empty, empty
@@ -177,6 +177,25 @@ def _suggested(x: TensorSpec) -> torch.memory_format:
     if not suggests_channels_last(x):
         return torch.contiguous_format
     return torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+
+
+def _has_no_gaps(x: TensorSpec) -> bool:
+    return layout.is_contiguous(x.shape, x.strides) or layout.is_channels_last_contiguous(x.shape, x.strides)
+
+
+def _batch_norm_format(x: TensorSpec, grad: TensorSpec | None = None) -> torch.memory_format:
+    """The memory format of what a batch norm gives.
+
+    On a CPU eager asks first which it is that tensors without gaps have, and contiguous ones may be channels-last too
+    (``ATen/native/Normalization.cpp``); those with gaps, and of a gradient and an input that are taken for different
+    formats, have the suggested one.
+    """
+    given = (x,) if grad is None else (x, grad)
+    if x.device.type == "cpu" and all(_suggested(t) == _suggested(x) and _has_no_gaps(t) for t in given):
+        if layout.is_contiguous(x.shape, x.strides):
+            return torch.contiguous_format
+        return torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return _suggested(x)
 
 
 @meta_rule("aten.native_batch_norm.default")
@@ -231,7 +250,8 @@ def native_batch_norm_backward(
     if weight is not None:
         parameter = TensorSpec(weight.shape, weight.dtype, x.device)
     by_running = x.device.type == "cuda" and not train  # its kernel's result is contiguous, however the input lies
-    grad_input = with_format(x, torch.contiguous_format if by_running else _suggested(x), x.dtype, x.device)
+    memory_format = torch.contiguous_format if by_running else _batch_norm_format(x, grad)
+    grad_input = with_format(x, memory_format, x.dtype, x.device)
     return (
         grad_input if output_mask[0] else None,
         parameter if output_mask[1] else None,

@@ -249,9 +249,10 @@ class SymbolContext:
         constant = E.const(next((c for mono, c in e.terms if not mono), 0))
         rest = E.sub(e, constant)
         times = math.gcd(*(c for _, c in rest.terms))
-        value = self.sums.get(E.exact_quotient(rest, E.const(times)))  # type: ignore[arg-type]
-        if value is not None:
-            return E.add(E.mul(value, times), constant)
+        for count, total in ((1, rest), (times, E.exact_quotient(rest, E.const(times)))):
+            value = self.sums.get(total) if total is not None else None
+            if value is not None:
+                return E.add(E.mul(value, count), constant)
         for total, value in self.sums.items():
             for term in rest.terms if len(total.terms) == 1 and value.is_const else ():
                 part = E.from_terms(dict([term]))

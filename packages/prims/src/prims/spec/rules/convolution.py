@@ -105,7 +105,25 @@ def convolution(
             f"at dimension 0 and bias to have {made} elements, but got {None if bias is None else list(bias.shape)}"
         )
     shape = conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    if _has_rows_of_channels(x, weight):
+        return TensorSpec(shape, x.dtype, x.device, layout.strides_in_order(shape, (1, 2, 0)))
     return _formatted(shape, x, _channels_last_results(x, weight, stride, transposed, output_padding, groups))
+
+
+def _has_rows_of_channels(x: TensorSpec, weight: TensorSpec) -> bool:
+    """Whether a convolution along one dimension gives its channels side by side, on a CPU.
+
+    It goes over images of one row, made of an input without gaps and of the weight as it lies, and either may be a
+    channels-last one then.
+    """
+    if x.ndim != 3 or x.device.type != "cpu":
+        return False
+    row_major = x if layout.is_contiguous(x.shape, x.strides) else TensorSpec(x.shape, x.dtype, x.device)
+    for t in (row_major, weight):
+        shape, strides = ((*v[:2], row, v[2]) for v, row in ((t.shape, 1), (t.strides, t.shape[2] * t.strides[2])))
+        if layout.is_channels_last_strides(shape, strides):
+            return True
+    return False
 
 
 def _channels_last_results(
@@ -151,10 +169,14 @@ def convolution_backward(
     groups: Any,
     mask: Any,
 ) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
-    last = _channels_last_results(x, weight, stride, transposed, output_padding, groups)
+    if _has_rows_of_channels(x, weight):
+        made = [t.replace(strides=layout.strides_in_order(t.shape, (1, 2, 0)), storage_offset=0) for t in (x, weight)]
+    else:
+        last = _channels_last_results(x, weight, stride, transposed, output_padding, groups)
+        made = [_formatted(x.shape, x, last), _formatted(weight.shape, weight, last and weight.ndim in (4, 5))]
     return (
-        _formatted(x.shape, x, last) if mask[0] else None,
-        _formatted(weight.shape, weight, last and weight.ndim in (4, 5)) if mask[1] else None,
+        made[0] if mask[0] else None,
+        made[1] if mask[1] else None,
         TensorSpec((grad.shape[1],), grad.dtype, grad.device) if mask[2] else None,
     )
 

@@ -130,3 +130,11 @@ def test_convolutions_along_one_dimension(kernel, channels, transposed):
             # Which library takes kernels of one element, and so the stride of that, depends on the number of threads.
             wanted = [True, kernel > 1, True]
             assert compared(aten.convolution_backward.default, grad, x, weight, [channels], *settings, wanted)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 6])
+def test_positions_of_a_given_number(size):
+    for x in (torch.tensor(1.0), torch.ones(3), torch.ones(2, 2), torch.ones(0, 2)):
+        result = aten.nonzero_static(x, size=size)
+        spec = infer(aten.nonzero_static.default, (spec_of(x),), {"size": size})
+        assert (result.shape, result.stride(), result.dtype) == (spec.shape, spec.strides, spec.dtype)

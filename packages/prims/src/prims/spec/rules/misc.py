@@ -141,7 +141,7 @@ def histogramdd_from_counts(x: TensorSpec, bins: Sequence[int], **kwargs: Any) -
 
 @meta_rule("aten.nonzero_static.default")
 def nonzero_static(x: TensorSpec, *, size: Size, fill_value: int = -1) -> TensorSpec:
-    return TensorSpec((size, x.ndim), torch.int64, x.device, (1, 1 if type(size) is int and size == 0 else size))
+    return TensorSpec((size, x.ndim), torch.int64, x.device, None if x.device.type == "cpu" else (1, size))
 
 
 @meta_rule("aten._ctc_loss.Tensor")

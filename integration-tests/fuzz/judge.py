@@ -114,7 +114,7 @@ def judge(eager: torch.Tensor, ours: torch.Tensor, runs: list[torch.Tensor]) -> 
     noise = (stack[1:] - exact).abs().amax(0)
     apart = unit(eager.dtype)
     of_a_rounding = (stack.abs() * apart > 1).all(0) & (stack > 0).any(0) & (stack < 0).any(0)
-    of_a_rounding |= exact.abs() * apart > stack.abs().amin(0).clamp_min(1)  # the less is rounded, the larger it is
+    of_a_rounding |= exact.abs() * apart > stack.abs().amin(0).clamp_min(1)  # the reciprocal of rounding
     undecided |= mine.isinf() & of_a_rounding & stack.isfinite().all(0)
     bound = FACTOR * noise + 2 * (apart * exact.abs()).clamp_min(apart * torch.finfo(eager.dtype).smallest_normal)
     right = (mine - exact).abs() <= bound

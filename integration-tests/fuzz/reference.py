@@ -17,8 +17,9 @@ in. Of eager's 64-bit numbers nobody knows which it had to round: all but small 
 these twins compute such pointwise operators on 32 bits with eager's own kernels, whose inner roundings (of 1 + erf(x), say)
 then count too. Gradients that backward passes add up may be added in another order, since those of a compiled region come
 as one: a sum's rounding is of the size of all that it adds. What a backward pass needs of the forward pass a compiled
-region may compute a second time, and round otherwise: a quarter of these twins reads some of it from its neighbour. How far the twins lie apart says how far any correct order of
-rounding may lie from eager's, and an integer or bool on which the twins do not agree is one that rounding decides.
+region may compute a second time, and round otherwise: a quarter of these twins reads some of it from its neighbour. How far
+the twins lie apart says how far any correct order of rounding may lie from eager's, and an integer or bool on which the twins
+do not agree is one that rounding decides.
 
 The rounded runs' numbers are those of the types: two may become equal, small ones zero, large ones infinite. The exact ones
 keep to the range of 32 bits, but not of float16 before their end, for what lies between fused operators has 32 bits.

@@ -38,11 +38,11 @@ def _each(single: str) -> Callable[..., Values]:
     return run
 
 
-def _pairs(single: str) -> Callable[..., Values]:
+def _together(single: str) -> Callable[..., Values]:
     fn = by_name(single)
 
-    def run(p: Any, self: Sequence[Value], other: Sequence[Any], **kwargs: Any) -> Values:
-        return tuple(fn(p, x, y, **kwargs) for x, y in zip(self, other, strict=True))
+    def run(p: Any, *lists: Sequence[Any], **kwargs: Any) -> Values:
+        return tuple(fn(p, *xs, **kwargs) for xs in zip(*lists, strict=True))
 
     return run
 
@@ -52,16 +52,16 @@ for _name in _UNARY:
 for _name, _single in _BINARY.items():
     _number = f"aten.{_single}.default" if "clamp" in _single else f"aten.{_single}.Scalar"
     decomposition(f"aten._foreach_{_name}.Scalar")(_each(_number))
-    decomposition(f"aten._foreach_{_name}.ScalarList")(_pairs(_number))
-    decomposition(f"aten._foreach_{_name}.List")(_pairs(f"aten.{_single}.Tensor"))
+    decomposition(f"aten._foreach_{_name}.ScalarList")(_together(_number))
+    decomposition(f"aten._foreach_{_name}.List")(_together(f"aten.{_single}.Tensor"))
 for _name in ("add", "mul", "div"):
     decomposition(f"aten._foreach_{_name}.Tensor")(_each(f"aten.{_name}.Tensor"))
 decomposition("aten._foreach_max.default")(_each("aten.max.default"))
 decomposition("aten._foreach_clone.default")(_each("aten.clone.default"))
-decomposition("aten._foreach_mm.default")(_pairs("aten.mm.default"))
+decomposition("aten._foreach_mm.default")(_together("aten.mm.default"))
 decomposition("aten._foreach_pow.Scalar")(_each("aten.pow.Tensor_Scalar"))
-decomposition("aten._foreach_pow.ScalarList")(_pairs("aten.pow.Tensor_Scalar"))
-decomposition("aten._foreach_pow.List")(_pairs("aten.pow.Tensor_Tensor"))
+decomposition("aten._foreach_pow.ScalarList")(_together("aten.pow.Tensor_Scalar"))
+decomposition("aten._foreach_pow.List")(_together("aten.pow.Tensor_Tensor"))
 
 
 @decomposition("aten._foreach_pow.ScalarAndTensor")
@@ -100,18 +100,8 @@ def foreach_lerp_scalar(p: Any, self: Sequence[Value], tensors1: Sequence[Value]
     return tuple(fn(p, x, y, weight) for x, y in zip(self, tensors1, strict=True))
 
 
-@decomposition("aten._foreach_lerp.ScalarList")
-def foreach_lerp_scalars(p: Any, self: Sequence[Value], tensors1: Sequence[Value], weight: Sequence[Any]) -> Values:
-    """lerp of each pair with its number."""
-    fn = by_name("aten.lerp.Scalar")
-    return tuple(fn(p, *xs) for xs in zip(self, tensors1, weight, strict=True))
-
-
-@decomposition("aten._foreach_lerp.List")
-def foreach_lerp_list(p: Any, self: Sequence[Value], tensors1: Sequence[Value], weights: Sequence[Value]) -> Values:
-    """lerp of each pair with its weights."""
-    fn = by_name("aten.lerp.Tensor")
-    return tuple(fn(p, *xs) for xs in zip(self, tensors1, weights, strict=True))
+decomposition("aten._foreach_lerp.ScalarList")(_together("aten.lerp.Scalar"))
+decomposition("aten._foreach_lerp.List")(_together("aten.lerp.Tensor"))
 
 
 @decomposition("aten._foreach_norm.Scalar")

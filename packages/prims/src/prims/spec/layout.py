@@ -41,13 +41,7 @@ def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
 
 def strides_in_order(shape: tuple[Size, ...], order: Iterable[int]) -> tuple[Size, ...]:
     """Dense strides where ``order`` lists the dimensions from the fastest to the slowest."""
-    strides: list[Size] = [1] * len(shape)
-    step: Size = 1
-    for dim in order:
-        strides[dim] = step
-        size = shape[dim]
-        step = step * (max(size, 1) if type(size) is int else size)
-    return tuple(strides)
+    return products_in_order(tuple(max(size, 1) if type(size) is int else size for size in shape), order)
 
 
 def products_in_order(shape: tuple[Size, ...], order: Iterable[int]) -> tuple[Size, ...]:

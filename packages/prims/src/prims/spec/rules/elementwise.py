@@ -29,10 +29,6 @@ def _bool(operands: Any) -> torch.dtype:
     return torch.bool
 
 
-def _real(operands: Any) -> torch.dtype:
-    return real_dtype(result_dtype(operands))
-
-
 def _first(operands: Any) -> torch.dtype:
     return operands[0].dtype  # type: ignore[no-any-return]
 

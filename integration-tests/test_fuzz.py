@@ -85,11 +85,12 @@ def test_eager_agrees_with_itself(kind: str) -> None:
 
 
 def test_infinity_is_right_beside_a_pole_alone() -> None:
-    """Of a number divided by a rounding even the sign is chance; of one divided by what is known, nothing is."""
-    eager, infinite = torch.tensor([-4.75e8, 4.75e8, 1e-9, 3.0]), torch.full((4,), float("inf"))
-    runs = [torch.tensor(r, dtype=torch.float64) for r in ([6e16, 6e16, 1e-10, 3.0], [-2e9, 2e9, -2e-9, 3.1])]
-    wrong, undecided = judge(eager, infinite, runs)
-    assert wrong.tolist() == [False, True, True, True] and undecided.tolist() == [True, False, False, False]
+    """Of a number divided by a rounding the sign and the size are chance; of one divided by what is known, nothing is."""
+    eager, infinite = torch.tensor([-4.75e8, 4.75e8, 4.75e8, 1e-9, 3.0]), torch.full((5,), float("inf"))
+    runs = [[6e16, 6e16, 2.5e9, 1e-10, 3.0], [-2e9, 2e9, 2e9, -2e-9, 3.1]]
+    wrong, undecided = judge(eager, infinite, [torch.tensor(run, dtype=torch.float64) for run in runs])
+    assert wrong.tolist() == [False, False, True, True, True]
+    assert undecided.tolist() == [True, True, False, False, False]
 
 
 def test_what_a_program_raises_is_no_defect() -> None:

@@ -6,12 +6,13 @@ Everything but floating-point numbers is compared exactly. Floating-point number
     |ours - S0| <= 8 * max(|eager - S0|, max over k of |Sk - S0|) + 2 * max(unit * |S0|, least)
 
 ``unit`` being the relative distance of the type's neighbouring numbers, and ``least`` that of those around zero; 32
-rounded runs stand behind every verdict "wrong". Where eager and all runs are NaN, or the same infinity, so must ours be. Elements on which the runs do not agree
-whether they are finite, and integers and bools on which they differ, are decided by rounding: they are counted as
-undecided and not judged; nor is an infinity of ours where all of these are beyond ``1 / unit`` and not of one sign: what was
-divided by is nothing but a rounding. A zero's sign is eager's, unless eager's own depends on whether its kernel takes elements by
-vectors or one by one. Numbers within two units of eager's are not brought before the reference at all: eager's own
-number has |eager - S0| of slack, so that they pass in any case.
+rounded runs stand behind every verdict "wrong". Where eager and all runs are NaN, or the same infinity, so must ours
+be. Elements on which the runs do not agree whether they are finite, and integers and bools on which they differ, are
+decided by rounding: they are counted as undecided and not judged. Nor is an infinity of ours where what was divided by
+is nothing but a rounding: all runs are beyond ``1 / unit`` and not of one sign, or S0 is ``1 / unit`` times one of them.
+A zero's sign is eager's, unless eager's own depends on whether its kernel takes elements by vectors or one by one.
+Numbers within two units of eager's are not brought before the reference at all: eager's own number has |eager - S0| of
+slack, so that they pass in any case.
 """
 
 from __future__ import annotations

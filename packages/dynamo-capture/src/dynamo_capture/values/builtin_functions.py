@@ -32,11 +32,11 @@ from dynamo_capture.values.containers import ListValue, TupleValue, is_plain_nam
 from dynamo_capture.values.elementary import elementary_function, is_finite
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
-from dynamo_capture.values.heaps import HEAPS
 from dynamo_capture.values.identity import hash_of
 from dynamo_capture.values.ids import id_of
 from dynamo_capture.values.iterating import FUNCTIONS
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.ordered_lists import ORDERED_LISTS
 from dynamo_capture.values.reductions import REDUCTIONS
 from dynamo_capture.values.signatures import check_arguments
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -50,7 +50,7 @@ __all__ = ["BUILTINS", "call_builtin"]
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
 #: Builtin function -> handler(tx, args, kwargs).
-BUILTINS: dict[Any, Handler] = {**FUNCTIONS, **REDUCTIONS, **HEAPS}
+BUILTINS: dict[Any, Handler] = {**FUNCTIONS, **REDUCTIONS, **ORDERED_LISTS}
 
 #: What pathlib asks of a path's text; later versions of Python have more of them.
 _OF_PATHS = [
@@ -60,7 +60,7 @@ _PURE = frozenset(
     (len, abs, round, divmod, pow, ord, chr, hex, oct, bin, repr, ascii, hash, format, callable, operator.index,
      math.prod, sys.intern, str.maketrans, bytes.maketrans, *_OF_PATHS)
 )  # fmt: skip
-_PURE_MODULES = frozenset(("math", "_operator", "operator", "_struct", "_bisect"))
+_PURE_MODULES = frozenset(("math", "_operator", "operator", "_struct"))
 _INPUT_OUTPUT = frozenset((open, input, breakpoint))
 _NONE = ConstantValue(None)
 
@@ -397,6 +397,20 @@ def _getitem(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _setitem(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     args[0].realize().setitem(tx, args[1].realize(), args[2])
     return _NONE
+
+
+@builtin(operator.delitem)
+def _delitem(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    args[0].realize().delitem(tx, args[1].realize())
+    return _NONE
+
+
+@builtin(operator.iconcat)
+def _iconcat(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = [arg.realize() for arg in args]
+    if all(isinstance(arg, ListValue) for arg in given):
+        return arith.inplace(tx, operator.iadd, *given)
+    return fold(tx, operator.iconcat, args, kwargs)
 
 
 @builtin(operator.contains)

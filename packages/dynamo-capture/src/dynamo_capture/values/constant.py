@@ -24,6 +24,7 @@ CONST_TYPES: frozenset[type] = frozenset(
      torch.device, torch.layout, torch.memory_format, types.CodeType, slice)
 )  # fmt: skip
 
+_CHANGEABLE = (list, dict, set, bytearray, collections.deque)
 _SINGLETONS = frozenset((type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout))
 
 
@@ -183,16 +184,19 @@ def fold(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> V
 
     Raises:
         ObservedError: what the function raises.
-        GraphBreak: an operand is not known.
+        GraphBreak: an operand is not known, or the function changes it, or gives one back that can change.
     """
+    name = getattr(fn, "__qualname__", repr(fn))
+    given = [*args, *kwargs.values()]
     try:
-        real_args = [a.realize().const() for a in args]
-        real_kwargs = {k: v.realize().const() for k, v in kwargs.items()}
+        operands = [a.realize().const() for a in given]
     except GraphBreak:
-        name = getattr(fn, "__qualname__", repr(fn))
         raise GraphBreak("QB07", f"{name} of values that are not constants") from None
-    made = tx.exact(fn, *real_args, **real_kwargs)
-    note_order(tx, [*real_args, *real_kwargs.values()], made)
+    made = tx.exact(fn, *operands[: len(args)], **dict(zip(kwargs, operands[len(args) :], strict=True)))
+    for operand, x in zip(given, operands, strict=True):  # those that can change are copies
+        if isinstance(x, _CHANGEABLE) and (made is x or operand.realize().const() != x):
+            raise GraphBreak("QB07", f"{name}, which changes or returns a {type(x).__name__} that it is given")
+    note_order(tx, operands, made)
     return _new_object(tx, made)
 
 

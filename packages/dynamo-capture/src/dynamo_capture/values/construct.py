@@ -101,7 +101,7 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return fold(tx, cls, args, kwargs)
     if type(cls) not in _PLAIN_METACLASSES:
         found, owner = find(tx, type(cls), "__call__")
-        if isinstance(found, types.FunctionType):
+        if found is not None and not isinstance(found, types.WrapperDescriptorType):  # nor that of ``type`` itself
             from dynamo_capture.values.callables import ClassValue
 
             called = bind_attribute(tx, ClassValue(cls), type(cls), "__call__", found, owner)  # type: ignore[arg-type]

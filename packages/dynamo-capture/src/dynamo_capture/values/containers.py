@@ -437,13 +437,25 @@ class TupleValue(SequenceValue):
     def slice_of(self, items: list[Value]) -> Value:
         return TupleValue(items, torch.Size if self.cls is torch.Size else tuple)
 
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        key = key.realize()
+        found, index = super().getitem(tx, key), index_of(tx, key) if self.cls is tuple else None
+        if isinstance(index, slice) and index.step in (None, 1) and len(found.items) == len(self.items):  # type: ignore[attr-defined]
+            return self  # as CPython does, here and below
+        return found
+
     def concat(self, tx: Capture, other: SequenceValue) -> Value:
         """``self + other``."""
+        for whole, rest in ((self, other), (other, self)):
+            if whole.cls is tuple and not rest.items and rest.cls is tuple:
+                return whole
         cls = torch.Size if torch.Size in (self.cls, other.cls) else tuple
         return TupleValue([*self.items, *other.items], cls)
 
     def repeat(self, tx: Capture, n: int) -> Value:
         """``self * n``."""
+        if n == 1 and self.cls is tuple:
+            return self
         return TupleValue(self.items * n, torch.Size if self.cls is torch.Size else tuple)
 
     def getattr(self, tx: Capture, name: str) -> Value:

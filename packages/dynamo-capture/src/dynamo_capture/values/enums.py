@@ -6,6 +6,7 @@ does). So what capture tells of a class's members it reads from those containers
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import types
 from collections.abc import Iterator
@@ -67,6 +68,9 @@ def member_by_value(tx: Capture, cls: enum.EnumMeta, args: list[Value], kwargs: 
     value = args[0].realize()
     if value.pytype is cls:
         return value
+    if issubclass(cls, enum.Flag) and value.is_const and is_library_class(lookup(cls, "_missing_")[1]):
+        with contextlib.suppress(Exception):  # found below
+            cls(value.const())  # a combination's first use adds it to the map, of which guards then say that it is there
     by_value: Any = _kept(tx, cls, "_value2member_map_")
     if value.is_const and value.const().__hash__ and (found := by_value.find(tx, value)) is not None:
         return found  # type: ignore[no-any-return]

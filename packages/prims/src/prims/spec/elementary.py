@@ -16,10 +16,10 @@ __all__ = ["atan2", "exp", "expm1", "log", "log1p", "power"]
 
 def _function(kind: str, plain: Callable[..., float]) -> Callable[..., Any]:
     def function(*numbers: Any) -> Any:
-        if not any(isinstance(x, (torch.SymFloat, torch.SymInt)) for x in numbers):
-            return plain(*numbers)
         given = [from_torch(x) for x in numbers]
-        ctx = next(x.ctx for x in given if hasattr(x, "ctx"))
+        ctx = next((x.ctx for x in given if hasattr(x, "ctx")), None)
+        if ctx is None:  # also of symbols of which only one value is left
+            return plain(*given)
         return to_torch(SymFloat(E.float_op(kind, *(getattr(x, "expr", x) for x in given)), ctx))
 
     function.__name__ = function.__qualname__ = plain.__name__

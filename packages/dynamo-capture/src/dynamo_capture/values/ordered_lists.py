@@ -1,12 +1,14 @@
-"""``heapq``: its C functions are captured as Python functions with the same meaning, for comparing runs programs' code.
+"""``heapq`` and ``bisect``: their C functions are captured as Python functions with the same meaning, for comparing runs
+programs' code.
 
 A heap is a list in which no item is less than the one half as far along; both sifts are those of Williams ("Algorithm
 232: Heapsort", 1964), the one from the root in Floyd's form, which goes down to a leaf first. As CPython's functions do
-the same comparisons, the list comes out in the same order.
+the same comparisons, the list comes out in the same order. So does one that ``bisect`` searches by halves.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,10 @@ from dynamo_capture.values.containers import ListValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["HEAPS"]
+__all__ = ["ORDERED_LISTS"]
 
 Less = Callable[[Any, Any], Any]
+Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
 
 def _least(x: Any, y: Any) -> Any:
@@ -89,7 +92,46 @@ def _heapify(heap: list[Any], less: Less) -> None:
     heap[:] = changed
 
 
-def _handler(name: str, fn: Callable[..., Any], less: Less) -> Callable[[Any, list[Value], dict[str, Value]], Value]:
+def _search(items: Any, x: Any, lo: int, hi: int | None, key: Any, right: bool) -> int:
+    """The place of ``x`` among items in order, the last such place to the ``right``, else the first."""
+    if lo < 0:
+        raise ValueError("lo must be non-negative")
+    stop = len(items) if hi is None or hi == -1 else hi
+    while lo < stop:
+        middle = (lo + stop) // 2
+        item = items[middle] if key is None else key(items[middle])
+        if not (x < item) if right else item < x:
+            lo = middle + 1
+        else:
+            stop = middle
+    return lo
+
+
+def _bisect(right: bool) -> Callable[..., int]:
+    def search(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> int:
+        return _search(a, x, lo, hi, key, right)
+
+    return search
+
+
+def _insort(right: bool) -> Callable[..., None]:
+    def insert(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> None:
+        a.insert(_search(a, x if key is None else key(x), lo, hi, key, right), x)
+
+    return insert
+
+
+def _bisect_handler(name: str, fn: Callable[..., Any]) -> Handler:
+    def handle(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        try:
+            return tx.from_python(fn).realize().call(tx, args, kwargs)
+        except ObservedError:  # by which message, the C function knows
+            raise GraphBreak("QB07", f"bisect.{name} of items that do not compare, or of no sequence") from None
+
+    return handle
+
+
+def _handler(name: str, fn: Callable[..., Any], less: Less) -> Handler:
     def handle(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         heap = args[0].realize()
         if not isinstance(heap, ListValue) or heap.cls is not list:
@@ -112,8 +154,11 @@ def _table() -> dict[Any, Any]:
         for found, less in ((name, _least), (f"{name}_max", _greatest), (f"_{name}_max", _greatest)):
             if hasattr(heapq, found):
                 table[getattr(heapq, found)] = _handler(found, fn, less)
+    for name, right in (("left", False), ("right", True)):
+        for kind, made in (("bisect", _bisect), ("insort", _insort)):
+            table[getattr(bisect, f"{kind}_{name}")] = _bisect_handler(f"{kind}_{name}", made(right))
     return table
 
 
 #: C function -> handler.
-HEAPS = _table()
+ORDERED_LISTS = _table()

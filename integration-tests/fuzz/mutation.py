@@ -207,6 +207,14 @@ SHARED['n'] += 1
 LOG.append(self.name)
 self.config.mode = self.config.mode + '!'
 self.pair = (self.pair[1], self.pair[0])
+self.register_buffer('kept', h.detach() * 2)
+self.register_buffer('made', h.detach() + 1) ; h = h + self.made ; del self.made
+self.short = nn.Sequential(nn.Tanh(), nn.Identity()) ; h = self.short(h) ; del self.short
+self._buffers['buf'] = self.buf * 2
+self.leaf, self.layers[1] = self.layers[1], self.leaf
+del self.plain ; self.plain = h.detach()[0]
+h = h + len(list(self.buffers()))
+h = h + sum(len(name) for name, _ in self.named_modules())
 """
 #: What happens between calls.
 CHANGES = """
@@ -379,7 +387,7 @@ def _change(pick: random.Random, read: str) -> list[str]:
 def _write(pick: random.Random, device: str) -> str:
     lines = [*HEAD.splitlines(), "", "    def forward(self, x):", "        h = x"]
     chosen = pick.sample(READS.strip().splitlines(), pick.choice([3, 5, 8, 12]))
-    lines += ["        " + line for line in chosen]
+    lines += ["        " + part for line in chosen for part in line.split(" ; ")]
     lines += ["        return h", "", "", "ORIGINAL = Net.forward", "BUMP, CHANGE = counter()", "", ""]
     target = pick.choice(["m", "m", "m", "call", "m.leaf_call"])
     if target == "call":

@@ -391,3 +391,15 @@ def test_a_package_moves(packaged, tmp_path):
     assert torch.equal(load_package(tmp_path / "elsewhere")(x), program(x))
     assert read_tensors(folder / "weights.safetensors").keys() == program.weights.keys()
     assert os.path.exists(folder / "native" / "quintet.h")
+
+
+def test_a_folder_is_packaged_again(tmp_path):
+    """The loader of libraries would give the first one for the same path, whatever is there now."""
+    x, kept = torch.randn(3), []
+    for fn in (lambda x: x.sin() + 1, lambda x: x.cos() * 2, lambda x: x * 100):
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        package(export(fn, (x,)), tmp_path / "model")
+        kept.append((fn, load_package(tmp_path / "model"), load_package(tmp_path / "model")))
+    for fn, *loaded in kept:
+        for model in loaded:
+            torch.testing.assert_close(model(x), fn(x))

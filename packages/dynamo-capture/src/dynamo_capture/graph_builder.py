@@ -43,7 +43,7 @@ from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
 from prims.records import record
 from prims.sharding import Joined, ToLocal, is_sharded
-from prims.spec import AbstractTensor, SymbolicCalls, TensorSpec, abstract, abstract_from_spec
+from prims.spec import OF_PLAIN_TENSORS, AbstractTensor, SymbolicCalls, TensorSpec, abstract, abstract_from_spec
 from prims.spec import expr as ex
 from prims.spec.expr import bits_of_float
 from prims.spec.sym import float_from_bits, float_to_single
@@ -345,6 +345,7 @@ class GraphBuilder:
         self, fn: Any, method: bool, examples: list[Any], kw_examples: dict[str, Any], facts: Called
     ) -> Any:
         """What a call gives of abstract arguments."""
+        fn = OF_PLAIN_TENSORS.get(fn, fn)
         if self.ctx.symbols or self.tx.unbacked or is_making():
             # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
             symbolic = SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext()

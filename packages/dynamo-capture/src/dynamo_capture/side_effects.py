@@ -13,8 +13,6 @@ import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
@@ -259,8 +257,8 @@ class SideEffects:
                 _store_attribute(cg, owner, name, DELETED)
             _store_attribute(cg, owner, name, owner.attrs[name])
         for globals_, name, value in self._globals.values():
-            if value is DELETED:
-                cg.call_const(dict.__delitem__, [_Raw(globals_), ConstantValue(name)])
+            if value is DELETED:  # which may have been set here alone
+                cg.call_const(dict.pop, [_Raw(globals_), ConstantValue(name), ConstantValue(None)])
             else:
                 cg.call_const(dict.__setitem__, [_Raw(globals_), ConstantValue(name), value])
             cg.pop()
@@ -401,8 +399,6 @@ def _store_attribute(cg: CodeGen, owner: ObjectValue, name: str, value: Value) -
         cg.call_const(_write_own_dict, [owner, key] if value is DELETED else [owner, key, value])
     elif value is DELETED:
         cg.call_const(object.__delattr__, [owner, key])
-    elif owner.obj is not None and issubclass(owner.cls, nn.Module):
-        cg.call_const(nn.Module.__setattr__, [owner, key, value])
     elif isinstance(lookup(owner.cls, "__setattr__")[0], types.FunctionType):
         cg.call_const(_native.store_attribute, [owner, key, value])
     else:

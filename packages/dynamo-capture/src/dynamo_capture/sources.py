@@ -58,7 +58,7 @@ class Source:
                 parent = self.base.node(tree)
                 if self.kind == "module_item":
                     self._node = accessor(parent, *self.key)
-                elif self.key is None:
+                elif self.key is None and self.kind != "item":  # None may be an item's
                     self._node = accessor(parent)
                 else:
                     self._node = accessor(parent, self.key)

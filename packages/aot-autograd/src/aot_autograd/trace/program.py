@@ -28,7 +28,16 @@ from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.records import record
 from prims.settings import kept_settings
-from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
+from prims.spec import (
+    OF_PLAIN_TENSORS,
+    SymbolContext,
+    SymbolicCalls,
+    TensorSpec,
+    abstract_from_spec,
+    plain_saving,
+    spec_of,
+    to_torch,
+)
 from prims.spec.unbacked import making_symbols, with_symbols
 from prims.transforms import Vmap
 
@@ -39,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
 
 #: What is called instead of a function that the program names.
-_STAND_INS: dict[Any, Callable[..., Any]] = {F.one_hot: one_hot, **READERS_OF_BITS}
+_STAND_INS: dict[Any, Callable[..., Any]] = {F.one_hot: one_hot, **READERS_OF_BITS, **OF_PLAIN_TENSORS}
 #: And where results need not be rounded as eager's.
 _FASTER: dict[Any, Callable[..., Any]] = {**_STAND_INS, F.scaled_dot_product_attention: attention}
 

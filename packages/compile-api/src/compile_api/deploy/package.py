@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -247,12 +248,24 @@ def load_package(
         merged = {**read_tensors(place), **{n: w for n, w in given.items() if n in data["weights"]}}
         for name, (dtype, shape) in data["weights"].items():
             check_weight(name, merged.get(name), dtype_of(dtype), shape)
-        import tempfile
-
         with tempfile.TemporaryDirectory() as temporary:
             write_tensors(merged, Path(temporary) / place.name)
             return Package(folder, contract, _library(folder, native), Path(temporary))
     return Package(folder, contract, _library(folder, native), place)
+
+
+#: Libraries by path, with what told their files when they were opened.
+_OPENED: dict[Path, tuple[int, ...]] = {}
+
+
+def _opened(place: Path) -> ctypes.CDLL:
+    """A library as it is in its file now: by a path that it knows, the loader gives what was there before."""
+    status = place.stat()
+    now = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    if _OPENED.setdefault(place, now) == now:
+        return ctypes.CDLL(str(place))
+    with tempfile.TemporaryDirectory() as temporary:
+        return ctypes.CDLL(shutil.copy(place, temporary))
 
 
 def _library(folder: Path, native: Mapping[str, Any]) -> ctypes.CDLL:
@@ -260,7 +273,7 @@ def _library(folder: Path, native: Mapping[str, Any]) -> ctypes.CDLL:
     if folder.resolve() not in place.parents:
         raise StoredGraphError("FILE-C2", f"the library {str(place)!r} is not in the package")
     try:
-        library = ctypes.CDLL(str(place))
+        library = _opened(place)
         library.quintet_model_load.restype = ctypes.c_void_p
         library.quintet_model_free.argtypes = [ctypes.c_void_p]
         library.quintet_model_run.argtypes = [

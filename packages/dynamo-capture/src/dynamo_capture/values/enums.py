@@ -70,7 +70,7 @@ def member_by_value(tx: Capture, cls: enum.EnumMeta, args: list[Value], kwargs: 
         return value
     if issubclass(cls, enum.Flag) and value.is_const and is_library_class(lookup(cls, "_missing_")[1]):
         with contextlib.suppress(Exception):  # found below
-            cls(value.const())  # a combination's first use adds it to the map, of which guards then say that it is there
+            cls(value.const())  # a combination's first use adds it to the map: guards then say that it is there
     by_value: Any = _kept(tx, cls, "_value2member_map_")
     if value.is_const and value.const().__hash__ and (found := by_value.find(tx, value)) is not None:
         return found  # type: ignore[no-any-return]

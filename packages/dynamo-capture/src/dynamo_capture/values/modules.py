@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -65,38 +65,31 @@ class ModuleValue(ObjectValue):
         return None
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
-        if find(tx, self.cls, "__setattr__")[0] is not _MODULE_SETATTR:
-            super().setattr(tx, name, value)
-            return
-        self.module_setattr(tx, name, value.realize())
-
-    def module_setattr(self, tx: Capture, name: str, value: Value) -> None:
-        """``nn.Module.__setattr__``: replayed as it is, so that registration happens for real."""
-        own = self.obj.__dict__
-        if name in own.get("_parameters", ()) and isinstance(value, TensorValue):
-            now = self._registered(tx, name)
+        if find(tx, self.cls, "__setattr__")[0] is _MODULE_SETATTR:
+            value = value.realize()
+            now = self._registered(tx, name) if isinstance(value, TensorValue) else None
             if now is not None and now.realize() is value:
                 return  # self.weight += ...
-        if name in own.get("_parameters", ()) or isinstance(value, ModuleValue):
-            raise GraphBreak("QB06", f"replacing parameter or submodule {name!r}")
-        if isinstance(value.pytype, type) and issubclass(value.pytype, nn.Parameter):
-            raise GraphBreak("QB06", f"registering parameter {name!r}")
-        if is_data_descriptor(lookup(self.cls, name)[0]):
-            self.store(tx, name, value)
-            return
-        self.write(tx, name, value)
+            kind = value.pytype
+            registers = isinstance(kind, type) and issubclass(kind, (nn.Module, nn.Parameter, nn.Buffer))
+            if not registers and not self._is_in_tables(tx, name):  # what nn.Module.__setattr__ comes to then
+                if is_data_descriptor(lookup(self.cls, name)[0]):
+                    self.store(tx, name, value)
+                else:
+                    self.write(tx, name, value)
+                return
+        super().setattr(tx, name, value)
 
     def delattr(self, tx: Capture, name: str) -> None:
-        if find(tx, self.cls, "__delattr__")[0] is not _MODULE_DELATTR:
+        if find(tx, self.cls, "__delattr__")[0] is _MODULE_DELATTR and not self._is_in_tables(tx, name):
+            self.remove(tx, name)
+        else:
             super().delattr(tx, name)
-            return
-        self.module_delattr(tx, name)
 
-    def module_delattr(self, tx: Capture, name: str) -> None:
-        """``nn.Module.__delattr__``."""
-        if any(name in self.obj.__dict__.get(table, ()) for table in _TABLES):
-            raise GraphBreak("QB06", f"deleting parameter, buffer or submodule {name!r}")
-        self.remove(tx, name)
+    def _is_in_tables(self, tx: Capture, name: str) -> bool:
+        """Whether a parameter, buffer or submodule may have this name."""
+        own = self.obj.__dict__
+        return any(name in own.get(table, ()) or tx.changed(own.get(table)) is not None for table in _TABLES)
 
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         found, owner = find(tx, self.cls, "__call__")
@@ -166,14 +159,6 @@ class ModuleValue(ObjectValue):
             members = list(self.unpack(tx))
             return ListValue(ListValue(members).getitem(tx, key).items)  # type: ignore[attr-defined]
         return super().getitem(tx, key)
-
-    def call_c_method(
-        self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
-    ) -> Value:
-        if name == "__setattr__":
-            self.module_setattr(tx, args[0].realize().const(), args[1].realize())
-            return ConstantValue(None)
-        return super().call_c_method(tx, name, descriptor, args, kwargs)
 
     def describe(self) -> str:
         return f"a {self.cls.__name__} module"

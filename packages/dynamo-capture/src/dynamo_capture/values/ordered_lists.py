@@ -1,5 +1,5 @@
-"""``heapq`` and ``bisect``: their C functions are captured as Python functions with the same meaning, for comparing runs
-programs' code.
+"""``heapq`` and ``bisect``: their C functions are captured as Python functions with the same meaning, for comparing
+runs programs' code.
 
 A heap is a list in which no item is less than the one half as far along; both sifts are those of Williams ("Algorithm
 232: Heapsort", 1964), the one from the root in Floyd's form, which goes down to a leaf first. As CPython's functions do

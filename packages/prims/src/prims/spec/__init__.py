@@ -1,7 +1,7 @@
 """Abstract tensors, symbolic sizes and metadata rules."""
 
 from prims.spec.abstract import abstract_spec
-from prims.spec.calls import SymbolicCalls
+from prims.spec.calls import OF_PLAIN_TENSORS, SymbolicCalls
 from prims.spec.infer import has_rule, infer, meta_rule
 from prims.spec.layout import contiguous_strides, is_channels_last_contiguous, is_contiguous, is_dense
 from prims.spec.sym import (
@@ -25,6 +25,7 @@ __all__ = [
     "AbstractMode",
     "AbstractTensor",
     "Expr",
+    "OF_PLAIN_TENSORS",
     "SizeGuard",
     "Sym",
     "SymBool",

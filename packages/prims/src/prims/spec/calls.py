@@ -74,6 +74,8 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         columns = b.expand(*batch, *b.shape).reshape(count, *b.shape).unsqueeze(2)
         return aten._unsafe_view(a.reshape(count, *a.shape[-2:]).bmm(columns).squeeze(-1), a.shape[:-1])  # type: ignore[no-any-return]
     if b.ndim <= 2:
+        if b.ndim == 1:  # a product of a matrix and a vector, which not every device's autocast knows
+            a, b = _in_autocast(a), _in_autocast(b)
         rows = reshape(a, math.prod(a.shape[:-1]), a.shape[-1])
         out = rows.mv(b) if b.ndim == 1 else rows.mm(b)
         return aten._unsafe_view(out, (*a.shape[:-1], *b.shape[1:]))  # type: ignore[no-any-return]
@@ -86,6 +88,13 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return aten._unsafe_view(x.bmm(y), (*batch, a.shape[-2], b.shape[-1]))  # type: ignore[no-any-return]
 
 
+def _in_autocast(x: torch.Tensor) -> torch.Tensor:
+    """An operand as autocast gives it to products; the C++ definition is run below it."""
+    kind = x.device.type
+    eligible = x.is_floating_point() and x.dtype != torch.float64 and torch.amp.is_autocast_available(kind)
+    return x.to(torch.get_autocast_dtype(kind)) if eligible and torch.is_autocast_enabled(kind) else x
+
+
 def _is_matrix(x: torch.Tensor) -> bool:
     """Whether all dimensions but the last are one in memory, so that a view has them as rows."""
     steps = pairwise(zip(x.shape[:-1], x.stride()[:-1], strict=True))
@@ -96,7 +105,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     """``torch.nn.functional.linear``: one ``addmm`` of contiguous rows, else a matrix product plus the bias."""
     if input.ndim > 2 and weight.ndim == 2 and not (bias is not None and input.is_contiguous()):
         product = matmul(input, weight.t())
-        return product if bias is None else product + bias
+        return product if bias is None else product + _in_autocast(bias)
     return aten.linear(input, weight, bias)  # type: ignore[no-any-return]
 
 
@@ -343,6 +352,30 @@ def _times(size: Any, factor: Any) -> Any:
     return size * above // below if below <= 1024 else torch.sym_int(size * factor)
 
 
+def _is_in_rows(x: torch.Tensor) -> bool:
+    """Whether strides are those of rows, also where a size of one makes others as good."""
+    if _is_symbolic(x):
+        return x.is_contiguous()
+    rows = [math.prod(max(n, 1) for n in x.shape[d + 1 :]) for d in range(x.ndim)]
+    return list(x.stride()) == rows
+
+
+def _in_rows(pool: Call) -> Call:
+    """``max_pool1d``, whose kernel on the CPU for tensors of no subclass and without gradients makes rows: what C++ else
+    does keeps the channels last."""
+
+    def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = pool(input, *args, **kwargs)
+        follows = not isinstance(out, torch.Tensor) or torch.is_grad_enabled() and input.requires_grad
+        if follows or input.device.type != "cpu" or _is_in_rows(out):
+            return out
+        return out.clone(memory_format=torch.contiguous_format)
+
+    return call
+
+
+#: Functions whose C++ definitions do otherwise with tensors of a subclass, and what they do with others.
+OF_PLAIN_TENSORS: dict[Any, Call] = {f: _in_rows(f) for f in (torch.max_pool1d, torch.nn.functional.max_pool1d)}
 CALLS: dict[Any, Call] = {
     torch.reshape: reshape,
     torch.Tensor.reshape: reshape,
@@ -393,6 +426,9 @@ class SymbolicCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        call = OF_PLAIN_TENSORS.get(func)
+        if call is not None:
+            return call(*args, **kwargs)
         call = CALLS.get(func)
         if not any(map(_is_symbolic, (*args, *kwargs.values()))):
             return func(*args, **kwargs)

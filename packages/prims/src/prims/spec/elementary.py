@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from prims.spec import expr as E
 from prims.spec.sym import SymFloat, from_torch, to_torch
 

@@ -83,6 +83,18 @@ def test_distributions(draw, mean, deviation, dtype):
     assert abs(float(values.double().std()) - deviation) < 0.05 * deviation
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("low, high", [(0, 1), (1000, 1001), (-5, 3), (2, 2)])
+def test_the_high_end_is_not_drawn(low, high, dtype):
+    """Of what is rounded to it comes the other end, in eager and here; none of many is 1 of `rand`."""
+    x = torch.empty(200_000, dtype=dtype)
+    values = compiled(lambda x: torch.empty_like(x).uniform_(low, high), [x])(x)
+    eager = torch.empty_like(x).uniform_(low, high)
+    assert values.dtype == dtype and values.min() >= low and ((values.double() < high).all() or low == high)
+    assert abs(float(values.double().mean() - eager.double().mean())) <= 0.02 * (high - low)
+    assert (compiled(torch.rand_like, [x])(x) < 1).all()
+
+
 def test_layout_is_eagers():
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     assert compiled(torch.rand_like, [x])(x).stride() == torch.rand_like(x).stride()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from compile_api import export, load_package, package
-from prims.errors import InvalidData, StoredGraphError, UserError
+from prims.errors import CompileWarning, InvalidData, StoredGraphError, UserError
 from prims.ir.tensors import read_tensors, write_tensors
 
 CODES = {torch.float32: 6, torch.int64: 4, torch.bool: 11, torch.float16: 5, torch.bfloat16: 15, torch.float64: 7}
@@ -365,7 +365,7 @@ def test_products_by_onednn(tmp_path, monkeypatch, sizes):
         torch.testing.assert_close(wanted, fn(given, w, b), atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("damage", ["machine", "libtorch", "library", "outside", "exported"])
+@pytest.mark.parametrize("damage", ["machine", "libtorch", "library", "cut off", "outside", "exported"])
 def test_packages_for_elsewhere_are_refused(packaged, tmp_path, damage):
     folder = tmp_path / "copy"
     shutil.copytree(packaged[0], folder)
@@ -373,6 +373,9 @@ def test_packages_for_elsewhere_are_refused(packaged, tmp_path, damage):
     data = json.loads(place.read_text())
     if damage == "library":
         (folder / "native" / "libprogram.so").write_bytes(b"no library")
+    elif damage == "cut off":
+        library = folder / "native" / "libprogram.so"
+        library.write_bytes(library.read_bytes()[:3000])  # to use its missing pages would be a signal
     elif damage == "outside":
         data["native"]["library"] = "../../libprogram.so"
     elif damage == "exported":
@@ -380,7 +383,7 @@ def test_packages_for_elsewhere_are_refused(packaged, tmp_path, damage):
     else:
         data["native"][damage] = "another"
     place.write_text(json.dumps(data))
-    with pytest.raises(StoredGraphError if damage in ("library", "outside", "exported") else UserError):
+    with pytest.raises(StoredGraphError if damage in ("library", "cut off", "outside", "exported") else UserError):
         load_package(folder)
 
 
@@ -403,3 +406,14 @@ def test_a_folder_is_packaged_again(tmp_path):
     for fn, *loaded in kept:
         for model in loaded:
             torch.testing.assert_close(model(x), fn(x))
+
+
+def test_weights_of_other_names_are_told(tmp_path):
+    model, x = torch.nn.Linear(3, 2).eval(), torch.ones(4, 3)
+    package(export(model, (x,)), tmp_path)
+    zeros = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}
+    with pytest.raises(UserError, match="no weight of these names: linear.weight, linear.bias"):
+        load_package(tmp_path, weights={f"linear.{name}": weight for name, weight in zeros.items()})
+    with pytest.warns(CompileWarning, match="does not use these weights: counter"):
+        loaded = load_package(tmp_path, weights={**zeros, "counter": torch.ones(())})
+    assert not loaded(x).any()

@@ -335,6 +335,7 @@ def _partial(tx: Capture, obj: Any, source: Source | None) -> Value:
         [tx.from_python(x, args and args.item(i)) for i, x in enumerate(obj.args)],
         {k: tx.from_python(x, keywords and keywords.item(k)) for k, x in obj.keywords.items()},
         source,
+        obj,
     )
 
 

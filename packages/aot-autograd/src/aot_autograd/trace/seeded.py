@@ -66,8 +66,8 @@ def _handler(rule: Rule) -> Callable[..., Any]:
         if given.get("generator") is not None or not spec.dtype.is_floating_point:
             return NotImplemented
 
-        def draw(kind: str) -> tuple[Any, TensorSpec]:
-            return _draw(tracer, kind, spec, func, args, kwargs)
+        def draw(kind: str, dtype: torch.dtype | None = None) -> tuple[Any, TensorSpec]:
+            return _draw(tracer, kind, spec, func, args, kwargs, dtype)
 
         node, made = rule(tracer, draw, spec, given)
         if made.dtype != spec.dtype:
@@ -86,10 +86,10 @@ def _default(func: Any, position: int) -> Any:
 
 
 def _draw(
-    tracer: Draws, kind: str, spec: TensorSpec, func: Any, args: Any, kwargs: Any
+    tracer: Draws, kind: str, spec: TensorSpec, func: Any, args: Any, kwargs: Any, dtype: torch.dtype | None = None
 ) -> tuple[Any, TensorSpec]:
-    """Numbers in float32 (float64 for doubles) of the result's shape."""
-    dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
+    """Numbers of the result's shape, by default in float32 (float64 for doubles)."""
+    dtype = dtype or (torch.float64 if spec.dtype == torch.float64 else torch.float32)
     offset = tracer.counter_of(func, args, kwargs, counters(spec.numel(), dtype))
     return tracer.emit(
         getattr(torch.ops.quintet, kind).default,
@@ -127,7 +127,7 @@ HANDLERS[aten.native_dropout.default] = _native_dropout
 
 @_handles("rand.default", "rand_like.default")
 def _rand(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
-    return draw("random_uniform")
+    return draw("random_uniform", spec.dtype)  # of as many bits as it has: those of others could be rounded to 1
 
 
 @_handles("randn.default", "randn_like.default")
@@ -139,7 +139,11 @@ def _randn(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) ->
 def _uniform(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     low, high = given["from"], given["to"]
     node, _ = tracer.emit(aten.mul.Scalar, (draw("random_uniform")[0], high - low), {})
-    return tracer.emit(aten.add.Scalar, (node, low), {})
+    node, made = tracer.emit(aten.add.Scalar, (node, low), {})
+    if made.dtype != spec.dtype:
+        node, made = tracer.emit(aten._to_copy.default, (node,), {"dtype": spec.dtype})
+    reached, _ = tracer.emit(aten.ge.Scalar, (node, high), {})  # by rounding; then it is the low end, as in eager
+    return tracer.emit(aten.where.ScalarSelf, (reached, low, node), {})
 
 
 @_handles("normal_.default", "normal_functional.default")

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import torch
 from compile_api.deploy import trees
 from compile_api.deploy.contract import Contract, dtype_name, dtype_of
 from compile_api.deploy.exported import FORMAT, Exported, check_weight, new_folder, read_json
+from prims.eager import warn_user
 from prims.errors import InvalidData, StoredGraphError, Unsupported, UserError
 from prims.forking import compiling
 from prims.ir.tensors import read_tensors, write_tensors
@@ -70,7 +72,8 @@ def package(exported: Exported, path: str | os.PathLike[str]) -> Path:
         "format": list(FORMAT), "torch": str(torch.__version__), "contract": exported.contract.to_data(),
         "weights": {n: [dtype_name(w.dtype), list(w.shape)] for n, w in exported.weights.items()},
         "native": {
-            "library": f"native/{LIBRARY}", "machine": platform.machine(), "system": platform.system(),
+            "library": f"native/{LIBRARY}", "digest": _digest(native / LIBRARY),
+            "machine": platform.machine(), "system": platform.system(),
             "processor": processor(), "libtorch": str(torch.__version__) if calls_torch else None,
         },
     }  # fmt: skip
@@ -221,8 +224,11 @@ def load_package(
         weights: other weights, a file of safetensors or tensors by name; those that it lacks are the package's.
 
     Raises:
-        UserError: a weight is missing, or has another dtype or shape; the package is for other machines.
+        UserError: a weight is missing, or has another dtype or shape; none of the weights given is the program's; the
+            package is for other machines.
         StoredGraphError: the folder is no package, or a damaged one.
+
+    Names among ``weights`` that the program does not use are told in a warning.
     """
     folder = Path(path).absolute()
     data = read_json(folder / "contract.json")
@@ -245,6 +251,7 @@ def load_package(
     place = folder / "weights.safetensors"
     if weights is not None:
         given = dict(weights) if isinstance(weights, Mapping) else read_tensors(weights)
+        _check_names(given, data["weights"])
         merged = {**read_tensors(place), **{n: w for n, w in given.items() if n in data["weights"]}}
         for name, (dtype, shape) in data["weights"].items():
             check_weight(name, merged.get(name), dtype_of(dtype), shape)
@@ -268,11 +275,34 @@ def _opened(place: Path) -> ctypes.CDLL:
         return ctypes.CDLL(shutil.copy(place, temporary))
 
 
+def _digest(place: Path) -> str:
+    return hashlib.sha256(place.read_bytes()).hexdigest()
+
+
+def _check_names(given: Mapping[str, Any], taken: Mapping[str, Any]) -> None:
+    """Tell of weights that the program has no use for, as those of a checkpoint that it does not read are.
+
+    Raises:
+        UserError: that is all of them.
+    """
+    unknown = [name for name in given if name not in taken]
+    if not unknown:
+        return
+    text = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+    if len(unknown) == len(given):
+        some = ", ".join([*taken][:3]) or "none"
+        raise UserError(f"the program has no weight of these names: {text}", todo=f"Its weights: {some}, ...")
+    warn_user(f"the program does not use these weights: {text}")
+
+
 def _library(folder: Path, native: Mapping[str, Any]) -> ctypes.CDLL:
     place = (folder / str(native.get("library"))).resolve()
     if folder.resolve() not in place.parents:
         raise StoredGraphError("FILE-C2", f"the library {str(place)!r} is not in the package")
     try:
+        if native.get("digest", "") not in ("", _digest(place)):  # to map part of a library is to end by a signal
+            text = f"{str(place)!r} is not the library that was packaged"
+            raise StoredGraphError("FILE-C4", text, todo="Copy or package it anew.")
         library = _opened(place)
         library.quintet_model_load.restype = ctypes.c_void_p
         library.quintet_model_free.argtypes = [ctypes.c_void_p]

@@ -431,7 +431,7 @@ for _cls in GETTERS:
 def _partial(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     func = args[0].realize()
     if isinstance(func, PartialValue):
-        return PartialValue(func.func, [*func.args, *args[1:]], {**func.keywords, **kwargs})
+        return PartialValue(func.func, [*func.args, *args[1:]], {**func.keywords_now(tx), **kwargs})
     return PartialValue(func, args[1:], kwargs)
 
 

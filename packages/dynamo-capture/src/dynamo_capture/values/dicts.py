@@ -264,7 +264,7 @@ class DictValue(Value):
             case ("copy" | "__copy__"), []:
                 return self._copy(tx)
             case ("__eq__" | "__ne__"), [other]:
-                other = other.realize()
+                other = getattr(other.realize(), "payload", other.realize())
                 if not isinstance(other, DictValue):
                     return ConstantValue(NotImplemented)
                 return ConstantValue(self.same_contents(tx, other) is (name == "__eq__"))

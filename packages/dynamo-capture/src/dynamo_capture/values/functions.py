@@ -457,18 +457,23 @@ class PartialValue(Value):
     """``functools.partial``.
 
     Attributes:
+        obj: the existing object, or None for one that the region has made.
         attrs: attributes that the region has set on one that it has made, as ``partialmethod`` does.
     """
 
-    __slots__ = ("args", "attrs", "func", "keywords")
+    __slots__ = ("_keywords", "args", "attrs", "func", "keywords", "obj")
 
     mutable = True
 
-    def __init__(self, func: Value, args: list[Value], keywords: dict[str, Value], source: Any = None) -> None:
+    def __init__(
+        self, func: Value, args: list[Value], keywords: dict[str, Value], source: Any = None, obj: Any = None
+    ) -> None:
         self.source = source
         self.func = func
         self.args = args
         self.keywords = keywords
+        self.obj = obj
+        self._keywords: DictValue | None = None  # the attribute, once the program has it: it may write to it
         self.attrs: dict[str, Value] = {}
 
     @property
@@ -482,7 +487,14 @@ class PartialValue(Value):
         return True
 
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return self.func.call(tx, [*self.args, *args], {**self.keywords, **kwargs})
+        return self.func.call(tx, [*self.args, *args], {**self.keywords_now(tx), **kwargs})
+
+    def keywords_now(self, tx: Capture) -> dict[str, Value]:
+        """The keywords with what the region has written."""
+        table: Any = self._keywords if self.obj is None else tx.changed(self.obj.keywords)
+        if table is None:
+            return self.keywords
+        return {key.realize().const(): value for key, value in table.whole(tx).values()}
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name in self.attrs:
@@ -494,7 +506,11 @@ class PartialValue(Value):
         if name == "keywords":
             from dynamo_capture.values.dicts import DictValue
 
-            return DictValue.named(self.keywords)
+            if self.obj is not None:
+                return tx.from_python(self.obj.keywords, self.source and self.source.attr("keywords"))
+            if self._keywords is None:
+                self._keywords = DictValue.named(self.keywords)
+            return self._keywords
         if name == "__class__":
             return tx.from_python(functools.partial)
         if name == "__call__":
@@ -512,16 +528,26 @@ class PartialValue(Value):
     def children(self) -> Iterator[Value]:
         yield self.func
         yield from self.args
-        yield from self.keywords.values()
+        yield from self.keywords.values() if self._keywords is None else (self._keywords,)
         yield from self.attrs.values()
 
     def reconstruct(self, cg: CodeGen) -> None:
+        plain = PartialValue(self.func, self.args, {} if self._keywords is not None else self.keywords)
+        if self._keywords is not None:
+            plain.attrs = self.attrs
+            cg.call_const(_with_keywords, [plain, self._keywords])
+            return
         if self.attrs:
-            plain = PartialValue(self.func, self.args, self.keywords)
             names = TupleValue([*map(ConstantValue, self.attrs)])
             cg.call_const(_with_attributes, [plain, names, *self.attrs.values()])
             return
         cg.call_const(functools.partial, [self.func, *self.args], self.keywords)
+
+
+def _with_keywords(made: Any, keywords: dict[str, Any]) -> Any:
+    """Runs in the emitted code: a partial whose keywords are this very dictionary."""
+    made.__setstate__((made.func, made.args, keywords, made.__dict__))
+    return made
 
 
 def _with_attributes(made: Any, names: tuple[str, ...], *values: Any) -> Any:

@@ -587,6 +587,8 @@ class ObjectValue(Value):
             result.hold(self, kind)
         elif isinstance(result, DictView):
             result.holder = self
+        if result is payload and kind is tuple:  # all of a tuple is itself; of a subclass's, a plain one
+            return TupleValue(list(payload.items))
         return self if result is payload else result
 
     def _by_identity(self, tx: Capture, name: str, args: list[Value]) -> Value:
@@ -871,7 +873,7 @@ class ExceptionValue(ObjectValue):
     def call_c_method(
         self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
-        if name == "__init__" and not kwargs:
+        if name == "__init__" and not kwargs and self.obj is None:
             self.args = list(args)
             return ConstantValue(None)
         if name == "add_note" and len(args) == 1 and self.obj is None:

@@ -361,8 +361,8 @@ def _is_in_rows(x: torch.Tensor) -> bool:
 
 
 def _in_rows(pool: Call) -> Call:
-    """``max_pool1d``, whose kernel on the CPU for tensors of no subclass and without gradients makes rows: what C++ else
-    does keeps the channels last."""
+    """``max_pool1d``, whose kernel on the CPU for tensors of no subclass and without gradients makes rows: C++
+    otherwise keeps the channels last."""
 
     def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         out = pool(input, *args, **kwargs)

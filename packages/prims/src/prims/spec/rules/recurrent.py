@@ -74,5 +74,6 @@ def fused_lstm_cell_backward(
 
 @meta_rule("aten.mkldnn_rnn_layer_backward.default")
 def mkldnn_rnn_layer_backward(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
+    """Gradients are float32, also those of 16-bit operands."""
     w1, w2, w3, w4, hx, cx = args[:6]
-    return tuple(TensorSpec(t.shape, torch.float32, t.device) for t in (x, w1, w2, w3, w4, hx, cx))  # of 16-bit ones too
+    return tuple(TensorSpec(t.shape, torch.float32, t.device) for t in (x, w1, w2, w3, w4, hx, cx))

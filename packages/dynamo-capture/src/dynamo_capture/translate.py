@@ -127,6 +127,9 @@ def translate(
                     if brk.guard is not None:
                         brk.guard(tx)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
+                if tx.levels:
+                    text = "inside dual numbers, or a derivative of torch.func: " + (brk.text if brk else "it returns")
+                    raise SkipFrame(text, "Differentiate a function that is captured whole.", where=brk and brk.where)
                 root.check_generators(plan)
                 root.check_leaves(plan)
                 tx.inference.check_left(plan)

@@ -102,3 +102,46 @@ def test_a_gpu_may_take_other_types() -> None:
     """Nothing runs on it, and there need be none."""
     spec = TensorSpec((2, 3), torch.float16, torch.device("cuda"))
     assert infer(torch.ops.aten.special_airy_ai.default, (spec,)).dtype == torch.float16
+
+
+def _refused(func, args) -> bool:
+    try:
+        func(*args)
+    except (RuntimeError, IndexError):
+        return True
+    return False
+
+
+aten = torch.ops.aten
+#: Operators that are told which class or which element is right, and their operands, made by shape (and type).
+TOLD = {
+    "nll_loss": (aten.nll_loss_forward.default, lambda of, i: (of((2, 3)), of((2,), i), None, 1, -100)),
+    "nll_loss2d": (aten.nll_loss2d_forward.default, lambda of, i: (of((2, 3, 1, 1)), of((2, 1, 1), i), None, 1, -100)),
+    "index": (aten.index.Tensor, lambda of, i: (of((2, 3)), [of((2,), i)])),
+    "index_put": (aten.index_put.default, lambda of, i: (of((2, 3)), [of((2,), i)], of(()))),
+    "index_put at one": (aten.index_put.default, lambda of, i: (of((2, 3)), [of((1,), i)], of(()))),
+    "index_put at two": (aten.index_put.default, lambda of, i: (of((2, 2)), [of((2,), i), of((2,), i)], of(()))),
+    "index_put at rows": (aten.index_put.default, lambda of, i: (of((2, 3)), [of((2, 3), i)], of(()))),
+    "index_select": (aten.index_select.default, lambda of, i: (of((2, 3)), 0, of((2,), i))),
+    "embedding": (aten.embedding.default, lambda of, i: (of((2, 3)), of((2,), i))),
+    "gather": (aten.gather.default, lambda of, i: (of((2, 3)), 0, of((2, 3), i))),
+    "scatter": (aten.scatter.src, lambda of, i: (of((2, 3)), 0, of((2, 3), i), of((2, 3)))),
+    "index_add": (aten.index_add.default, lambda of, i: (of((2, 3)), 0, of((2,), i), of((2, 3)))),
+    "take": (aten.take.default, lambda of, i: (of((2, 3)), of((2,), i))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float32], ids=str
+)
+def test_types_of_targets_and_places(name: str, dtype: torch.dtype) -> None:
+    func, args = TOLD[name]
+    if name == "index" and dtype in (torch.bool, torch.uint8):
+        pytest.skip("the sizes of a mask's result are in its data: it is asked about tensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = _refused(func, args(lambda shape, dtype=torch.float32: torch.zeros(shape, dtype=dtype), dtype))
+    cpu = torch.device("cpu")
+    given = args(lambda shape, dtype=torch.float32: TensorSpec(shape, dtype, cpu), dtype)
+    assert _refused(lambda *some: infer(func, some), given) == wanted

@@ -22,7 +22,7 @@ from aot_autograd.trace.checks import one_hot
 from aot_autograd.trace.control import call_control
 from aot_autograd.trace.scored import call_attention
 from aot_autograd.trace.special import READERS_OF_BITS
-from aot_autograd.trace.tracer import Tracer
+from aot_autograd.trace.tracer import Tracer, state_of
 from prims.control import ControlFlow, ScoredAttention
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
@@ -70,6 +70,7 @@ class Program:
         grad_fns: by input index, the autograd node each input started with.
         result: the program's result: the graph output's structure with abstract tensors in it.
         grad_enabled: the ambient gradient mode.
+        inference: the ambient inference mode.
     """
 
     tracer: Tracer
@@ -80,6 +81,7 @@ class Program:
     grad_fns: dict[int, Any] = field(default_factory=dict)
     result: Any = None
     grad_enabled: bool = True
+    inference: bool = False
 
 
 class _Identity(torch.autograd.Function):
@@ -119,7 +121,8 @@ def trace_forward(
     context = envelope.symbols.context if envelope is not None else None
     tracer = Tracer(seeded, context)
     tracer.fast = fast
-    program = Program(tracer, context, len(example_inputs), grad_enabled=torch.is_grad_enabled())
+    modes = {"grad_enabled": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled()}
+    program = Program(tracer, context, len(example_inputs), **modes)
     grad_mode = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(grad_mode):  # an input that is written counts its versions
         values = [
@@ -173,6 +176,8 @@ def _add_tensor(program: Program, desc: InputDesc, example: torch.Tensor) -> tor
         with torch.enable_grad():
             tensor = _Identity.apply(leaf)
     program.tracer.add_input(desc, tensor)
+    if example.is_inference() and not program.inference:
+        state_of(tensor).storage.sealed = True
     if desc.requires_grad:
         program.leaves[index] = leaf
     program.grad_fns[index] = tensor.grad_fn

@@ -573,6 +573,9 @@ class Tracer(TorchDispatchMode):
         state = state_of(target)
         storage = state.storage
         own = state.spec
+        if storage.sealed:
+            text = "an in-place write to an inference tensor outside of inference mode"
+            raise Unsupported(text, where=self._current_source())
         if spec.device != own.device:
             raise Unsupported(f"a write of what is on {spec.device} into {own.device}", where=self._current_source())
         if tuple(spec.shape) != tuple(own.shape):

@@ -45,11 +45,13 @@ class Storage:
         constant: the real tensor behind it while it has a known value and was never written.
         differentiable_write: a write happened that autograd tracked.
         viewed: there are views of it that autograd knows to be such.
+        sealed: it was made in inference mode, outside of which nothing may write to it.
         reshaped: a tensor whose shape was changed in place, of which autograd makes another history after a write.
     """
 
     __slots__ = (
-        "base", "constant", "differentiable_write", "generation", "input_index", "node", "reshaped", "spec", "viewed",
+        "base", "constant", "differentiable_write", "generation", "input_index", "node", "reshaped", "sealed", "spec",
+        "viewed",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +63,7 @@ class Storage:
         input_index: int | None = None,
         constant: torch.Tensor | None = None,
     ) -> None:
+        self.sealed = False
         self.spec = spec
         self.node = node
         self.generation = 0

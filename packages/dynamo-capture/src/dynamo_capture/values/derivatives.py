@@ -119,6 +119,9 @@ def _need_gradient(tx: Capture, level: Level, tensor: TensorValue) -> None:
         raise _refuse(f"a derivative by {display(tensor)} of {tensor.example.dtype}")
     level.own.append(tensor)
     tx.graph_call(require_gradient, [tensor], {})
+    # In a pull-back that is called later, it would go on needing a gradient, which the program's own no longer does.
+    brk = _refuse("a tensor inside of a derivative is kept after it")
+    tx.leaves.append((tensor, tx.frames[0].call_step(), brk))  # type: ignore[attr-defined]
 
 
 def _outside(tx: Capture, level: Level, value: Value) -> Value:

@@ -157,6 +157,27 @@ def index_select(x: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     return TensorSpec((*x.shape[:d], numel(index.shape), *x.shape[d + 1 :]), x.dtype, x.device)
 
 
+_INDICES = (torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def _check_indices(indices: Sequence[TensorSpec | None]) -> None:
+    if any(i is not None and i.dtype not in _INDICES for i in indices):
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+
+
+def _check_masks(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> None:
+    """Raise IndexError where a mask has other sizes than the dimensions that it goes over."""
+    at = 0
+    for i in indices:
+        is_mask = i is not None and i.dtype in (torch.bool, torch.uint8)
+        covered = x.shape[at : at + i.ndim] if is_mask else ()  # type: ignore[union-attr]
+        at += i.ndim if is_mask else 1  # type: ignore[union-attr]
+        if at > x.ndim:
+            raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
+        if any(a is not b and a != b for a, b in zip(i.shape if is_mask else (), covered, strict=True)):  # type: ignore[union-attr]
+            raise IndexError(f"a mask of sizes {list(i.shape)} over {list(covered)}")  # type: ignore[union-attr]
+
+
 @meta_rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     """Advanced indexing: adjacent indices give their common shape in place, others in front.
@@ -165,6 +186,7 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     they have stride zero, views the expanded indices with a dimension of one for each that is not indexed, and lets
     the iterator lay out the result over all of them. Where the result too has size one, its stride has a say.
     """
+    _check_indices(indices)
     for i in indices:
         if i is not None and i.dtype in (torch.bool, torch.uint8):
             # With masks it is asked about tensors, not about metadata: see ``unbacked.of_tensors``.
@@ -197,7 +219,15 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
 
 
 @meta_rule("aten.index_put.default", "aten._unsafe_index_put.default", "aten._index_put_impl.default")
-def index_put(x: TensorSpec, indices: Any, values: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+def index_put(
+    x: TensorSpec, indices: Any, values: TensorSpec, accumulate: bool = False, *args: Any, **kwargs: Any
+) -> TensorSpec:
+    _check_indices(indices)
+    _check_masks(x, indices)
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype == torch.uint8 and not accumulate:
+        if values.device.type == "cpu" and all(type(n) is int and n == 1 for n in values.shape):
+            raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype unsigned char")
     return with_format(x, None, x.dtype, x.device)
 
 

@@ -25,10 +25,16 @@ def _agree(what: str, a: tuple[Size, ...], b: tuple[Size, ...]) -> None:
         raise RuntimeError(f"size mismatch: {what} are of sizes {list(a)} and {list(b)}")
 
 
+def _check_target(target: TensorSpec, types: tuple[torch.dtype, ...]) -> None:
+    if target.dtype not in types:
+        raise RuntimeError(f"a target of {target.dtype}, where it is one of {', '.join(map(str, types))}")
+
+
 @meta_rule("aten.nll_loss_forward.default")
 def nll_loss_forward(
     x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: Size
 ) -> tuple[TensorSpec, TensorSpec]:
+    _check_target(target, (torch.int64, torch.uint8))
     if x.ndim == 2:
         _agree("the batches", x.shape[:1], target.shape)
     if weight is not None:
@@ -48,6 +54,7 @@ def nll_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec
 def nll_loss2d_forward(
     x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: Size
 ) -> tuple[TensorSpec, TensorSpec]:
+    _check_target(target, (torch.int64,))
     _agree("input and target", (x.shape[0], *x.shape[2:]), target.shape)
     if weight is not None:
         _agree("classes and weights", x.shape[1:2], weight.shape)

@@ -113,9 +113,8 @@ def _with(costs: Costs, cluster: Cluster, operations: int, reader: Cluster, work
     work = works[reader.id]
     if costs.device(cluster.nodes[0]).warp == 1:
         points //= _before_lanes(costs, cluster, reader)
-    return replace(
-        work, moved=work.moved - spared + extra, operations=work.operations + operations * max(points, 1)
-    )
+    more = operations * max(points, 1) * costs.serial(reader.nodes)
+    return replace(work, moved=work.moved - spared + extra, operations=work.operations + more)
 
 
 def _before_lanes(costs: Costs, cluster: Cluster, reader: Cluster) -> int:
@@ -209,7 +208,7 @@ def _seconds(
 
         extra = costs.bytes_of((v for v in leaves if v not in read and not beside(v)), points)
         moved = taken.moved - costs.bytes_of([value], points) + extra
-        operations = taken.operations + again * points
+        operations = taken.operations + again * points * costs.serial(reader.nodes)
         apart += taken.seconds(device)
         after += replace(taken, moved=moved, operations=operations).seconds(device)
     return apart, after

@@ -132,9 +132,36 @@ class Costs:
         saved = self.bytes_of([*read, *(b for b in read if self.consumers.get(b) == [node])], points)
         moved, work = self.bytes_of([*bases, node], points), self.operations([node])
         along = self.count(node.shape[d] for d in inner_dims(node)) if node.kind == "scan" else 1
-        mine = Work(moved, work, points // max(along, 1) if along > 1 else points)
-        whole = Work(theirs.moved + moved - saved, theirs.operations + work, min(mine.parallel, theirs.parallel))
+        mine = Work(moved, work * self.serial([node]), points // max(along, 1) if along > 1 else points)
+        together = self.serial([*cluster.nodes, node]) * (self.operations(cluster.nodes) + work)
+        whole = Work(theirs.moved + moved - saved, together, min(mine.parallel, theirs.parallel))
         return whole.seconds(device) < mine.seconds(device) + theirs.seconds(device)
+
+    def may_merge(self, one: Cluster, other: Cluster) -> bool:
+        """Do two clusters, one of which reads the other, gain by being one? Always, but where a scan is in them."""
+        nodes = [*one.nodes, *other.nodes]
+        if all(n.kind != "scan" for n in nodes):
+            return True
+        inside, device = {one.id, other.id}, self.device(nodes[0])
+        passed = [v for a, b in ((one, other), (other, one)) for v in self.facts(a).reads if v in b.homes]
+        alone = [v for v in passed if v not in self.fusion.kept and not self._read_outside(v, inside)]
+        first, second = self.work(one), self.work(other)
+        moved = first.moved + second.moved - sum(self.size(v) for v in (*passed, *alone))
+        together = self.serial(nodes) * self.operations(nodes)
+        whole = Work(max(moved, 0), together, min(first.parallel, second.parallel))
+        return whole.seconds(device) < first.seconds(device) + second.seconds(device)
+
+    def _read_outside(self, value: Node, inside: set[int]) -> bool:
+        of = self.fusion.of
+        return any((c := of.get(u)) is None or c.id not in inside for u in self.consumers.get(value, ()))
+
+    def serial(self, nodes: Iterable[Node]) -> int:
+        """Of how many lanes a kernel on a CPU uses one: all, where a scan goes along the loop that vectors would."""
+        for n in nodes:
+            if n.kind == "scan" and n.args[1] == len(n.shape) - 1:
+                device = self.device(n)
+                return max(device.vector_bytes // 4, 1) if device.warp == 1 else 1
+        return 1
 
     def may_wait(self, nodes: Iterable[Node], cluster: Cluster) -> bool:
         """May nodes, and a cluster that they are computed with, wait for the end of the graph if one of them does?
@@ -196,7 +223,7 @@ class Costs:
         rows, columns = self.shape(cluster)
         if facts.marks[0]:  # a scan's row is one program's
             columns = min(columns, _TEAM if self.device(cluster.nodes[0]).warp > 1 else 1)
-        return Work(moved, self.operations(cluster.nodes), rows * columns)
+        return Work(moved, self.operations(cluster.nodes) * self.serial(cluster.nodes), rows * columns)
 
     def operations(self, nodes: Iterable[Node], times: int | None = None) -> int:
         """The operations of nodes, each computed so many times, by default once per element."""

@@ -82,7 +82,7 @@ def _absorb(fusion: Fusion, costs: Costs, node: Node, cluster: Cluster) -> None:
             other = fusion.of.get(base)
             if other is None or other is cluster or not other.loops or not exact or base.kind not in LOOP_KINDS:
                 continue
-            if not costs.may_wait(cluster.nodes, other):
+            if not costs.may_wait(cluster.nodes, other) or not costs.may_merge(cluster, other):
                 continue
             into, gone = cluster, other
             found = merger(fusion, other, cluster, other.homes[base], index)

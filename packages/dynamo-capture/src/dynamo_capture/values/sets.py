@@ -621,8 +621,17 @@ def _follow(recipe: Any, values: Any) -> Any:
             args: list[Any] = []
             for operand in operands:
                 args.append(args[0] if operand == ("first",) else _follow(operand, values))
-            made = _OPERATORS[name](*args) if name in _OPERATORS else getattr(args[0], name)(*args[1:])
-            return _follow_steps(made, steps, values)
+            return _follow_steps(_made(name, args), steps, values)
+
+
+def _made(name: str, operands: list[Any]) -> Any:
+    """Runs in the emitted code: what sets make by themselves. What their subclasses say, the program has been asked."""
+    first = operands[0] if operands else None
+    base = next((kind for kind in (set, frozenset) if isinstance(first, kind)), None)
+    made = NotImplemented if base is None or name in ("set", "frozenset") else getattr(base, name)(*operands)
+    if made is not NotImplemented:
+        return made
+    return _OPERATORS[name](*operands) if name in _OPERATORS else getattr(first, name)(*operands[1:])
 
 
 def _follow_steps(target: Any, steps: Any, values: Any) -> Any:

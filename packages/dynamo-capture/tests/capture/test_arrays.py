@@ -139,3 +139,41 @@ def test_an_array_that_may_not_be_written(capture):
     for array in (np.ones(3), fixed, np.zeros(3)):
         HOLDER.array = array
         assert same(compiled(torch.ones(3)), of_an_attribute(torch.ones(3)))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x / np.sqrt(x.shape[-1]),
+        lambda x: x * np.log(x.shape[0] + 1) + np.exp(-x.shape[0]),
+        lambda x: x * float(np.sqrt(x.shape[0])),
+        lambda x: torch.full((2,), np.tanh(x.shape[0])),
+    ],
+)
+def test_functions_of_sizes_that_change(fn, capture):
+    compiled = capture(fn)
+    for n in (4, 5, 9, 2, 6):
+        x = torch.randn(n, n)
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert len(compiled.graphs) == 2 and not compiled.report.breaks
+
+
+def test_a_function_of_a_size_is_handed_out(capture):
+    fn = lambda x: (x + 1, np.sqrt(x.shape[0]), np.sqrt(x.shape[0]) > 2)
+    compiled = capture(fn)
+    for n in (4, 5, 9):
+        mine, eager = compiled(torch.ones(n))[1:], fn(torch.ones(n))[1:]
+        assert mine == eager and [type(v) for v in mine] == [type(v) for v in eager]
+
+
+def test_bools_of_sizes_are_masks(capture):
+    def fn(x, n):
+        y = x.clone()
+        y[n > 2] = 5
+        return (x > n) & (n > 2), x[n > 3], x[:, n > 1], y
+
+    compiled = capture(fn, strict=False)
+    x = torch.ones(3, 4)
+    for n in (1, 3, 4, 2, 5):
+        for mine, eager in zip(compiled(x, n), fn(x, n), strict=True):
+            assert torch.equal(mine, eager)

@@ -35,6 +35,7 @@ from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperVal
 from dynamo_capture.values.identity import hash_of
 from dynamo_capture.values.ids import id_of
 from dynamo_capture.values.iterating import FUNCTIONS
+from dynamo_capture.values.numpy_scalars import function_of_number
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.ordered_lists import ORDERED_LISTS
 from dynamo_capture.values.reductions import REDUCTIONS
@@ -105,8 +106,11 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
         return _class_function(tx, owner, fn, args, kwargs)
     if isinstance(owner, type) and getattr(fn, "__name__", "") == "__subclasses__" and not args and not kwargs:
         return _subclasses(tx, owner)
-    if type(fn).__name__ == "ufunc" and all(arg.realize().is_const for arg in args):
-        return fold(tx, fn, args, kwargs)
+    if type(fn).__name__ == "ufunc":
+        if all(arg.realize().is_const for arg in args):
+            return fold(tx, fn, args, kwargs)
+        if len(args) == 1 and not kwargs and (found := function_of_number(tx, fn, args[0].realize())) is not None:
+            return found
     if type(fn).__name__ == "_ArrayFunctionDispatcher":
         return _numpy_of_numbers(tx, fn, args, kwargs)
     number = "QB09" if module.partition(".")[0] in ("numpy", "scipy") else "QB03"

@@ -1,14 +1,15 @@
 """Scalars of NumPy: what PyTorch makes of them, and those that change between calls.
 
 To an operator of PyTorch an integer or floating scalar is the Python number that it holds (:func:`number_of`); only
-where
-a tensor is made of data its dtype counts (:func:`of_data`). One that changes between calls is a symbolic number for
-operators, and is specialised wherever Python or NumPy computes with it (:class:`NumpyNumberValue`).
+where a tensor is made of data its dtype counts (:func:`of_data`). One that changes between calls is a symbolic number
+for operators, and is specialised wherever Python or NumPy computes with it (:class:`NumpyNumberValue`). So is what
+NumPy's functions make of a symbolic number, ``np.sqrt(x.shape[-1])``, to the last place (:func:`function_of_number`).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ from dynamo_capture.values.containers import ListValue, TupleValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
 
-__all__ = ["NumpyNumberValue", "defers_to_tensors", "number_of", "numpy_scalar", "of_data"]
+__all__ = ["NumpyNumberValue", "function_of_number", "defers_to_tensors", "number_of", "numpy_scalar", "of_data"]
 
 #: Functions that make a tensor of data, whose dtype they take over.
 _FROM_DATA = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor))
@@ -164,6 +166,46 @@ class NumpyNumberValue(Value):
 
     def describe(self) -> str:
         return f"a {type(self.obj).__name__} of NumPy"
+
+
+class ComputedNumber(NumpyNumberValue):
+    """A ``float64`` that one of NumPy's functions makes of a symbolic number."""
+
+    __slots__ = ()
+
+    def __init__(self, zero: Any, number: Value) -> None:
+        super().__init__(zero, number, None)  # type: ignore[arg-type]
+
+    def const(self) -> Any:
+        return type(self.obj)(self.number.const())
+
+    def children(self) -> Iterator[Value]:
+        yield self.number
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(type(self.obj), [self.number])
+
+
+#: NumPy's functions of one number, and Python's that give as much where they have a value.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sqrt": math.sqrt, "exp": math.exp, "expm1": math.expm1, "log": math.log, "log2": math.log2, "log1p": math.log1p,
+    "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+    "arctan": math.atan,
+}  # fmt: skip
+
+
+def function_of_number(tx: Capture, fn: Any, number: Value) -> Value | None:
+    """A function of NumPy of a symbolic number, where it has a value (guarded); else None."""
+    from dynamo_capture.values.elementary import elementary_function
+    from dynamo_capture.values.tensor import SymValue
+
+    plain = _FUNCTIONS.get(fn.__name__)
+    if plain is None or not isinstance(number, SymValue) or number.pytype not in (int, float):
+        return None
+    found = elementary_function(tx, plain, [number])
+    if not isinstance(found, SymValue):
+        return None
+    return ComputedNumber(fn(0.5) * 0, found)
 
 
 def numpy_scalar(tx: Capture, obj: Any, source: Source) -> Value:

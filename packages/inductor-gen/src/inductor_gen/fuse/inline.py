@@ -65,8 +65,9 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
             continue
         for c in (cluster, *readers.values()):
             works.setdefault(c.id, costs.work(c))
-        loads = sum(_places(costs, None, cluster, device.warp == 1).values())
-        each = {r: operations * len(places) + loads * (sum(places.values()) - 1) for r, places in at.items()}
+        own = _places(costs, None, cluster, device.warp == 1).values()
+        loads = sum(own) - 1  # more of them at each place; a choice among choices counts as all
+        each = {r: operations * len(places) + loads * sum(places.values()) for r, places in at.items()}
         after = {r: _with(costs, cluster, each[r], reader, works) for r, reader in readers.items()}
         apart = sum(works[c].seconds(device) for c in (cluster.id, *readers))
         if sum(w.seconds(device) for w in after.values()) >= apart or not fusion.may_fuse():

@@ -46,7 +46,7 @@ def check_number(value: Any, dtype: torch.dtype, label: str) -> None:
     if isinstance(value, bool) or dtype.is_floating_point:
         fits = not isinstance(value, complex)
     elif dtype == torch.bool:
-        fits = type(value) is int and value in (0, 1)
+        fits = type(value).__name__ == "SymBool" or (type(value) is int and value in (0, 1))
     else:
         fits = type(value).__name__ not in ("float", "SymFloat", "complex")
     require(fits, label, f"number {value!r} does not fit {dtype}")

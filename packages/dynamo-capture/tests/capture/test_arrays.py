@@ -147,7 +147,6 @@ def test_an_array_that_may_not_be_written(capture):
         lambda x: x / np.sqrt(x.shape[-1]),
         lambda x: x * np.log(x.shape[0] + 1) + np.exp(-x.shape[0]),
         lambda x: x * float(np.sqrt(x.shape[0])),
-        lambda x: torch.full((2,), np.tanh(x.shape[0])),
     ],
 )
 def test_functions_of_sizes_that_change(fn, capture):

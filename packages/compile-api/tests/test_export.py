@@ -348,3 +348,44 @@ def test_a_compiled_model_is_exported_as_its_original():
     model = torch.nn.Linear(4, 4)
     program = export(compile_api.compile(model), (torch.ones(2, 4),))
     torch.testing.assert_close(program(torch.ones(2, 4)), model(torch.ones(2, 4)).detach())
+
+
+LAYOUTS = {
+    "every other row": lambda base: base.view(8, 3)[::2],
+    "every other column": lambda base: base.view(4, 6)[:, ::2],
+    "transposed": lambda base: base[:12].view(3, 4).t(),
+    "expanded": lambda base: base[:3].expand(4, 3),
+    "with an offset": lambda base: base[3:15].view(4, 3),
+}
+VIEWS = {
+    "reshape": lambda x: x.reshape(-1),
+    "transpose": lambda x: (x.t(), x + 1),
+    "parts": lambda x: (x.chunk(2), x[1], x.unsqueeze(0).sum()),
+    "a part of a flat one": lambda x: x.reshape(-1)[2:5],
+    "diagonal": lambda x: x.diagonal(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_inputs_in_other_strides(tmp_path, name, layout):
+    fn, make = VIEWS[name], LAYOUTS[layout]
+    program = export(fn, (torch.randn(4, 3),))
+    program.save(tmp_path)
+    x = make(torch.arange(24.0))
+    wanted = torch.utils._pytree.tree_leaves(fn(x))
+    for run in (program, load_exported(tmp_path)):
+        for mine, eager in zip(torch.utils._pytree.tree_leaves(run(x)), wanted, strict=True):
+            assert torch.equal(mine, eager)
+
+
+def test_views_of_an_argument_that_is_written():
+    def fn(x, y):
+        x.add_(y)
+        return x.unsqueeze(0), x.chunk(2), x.sum()
+
+    program = export(fn, (torch.randn(4, 3), torch.ones(3)))
+    for layout in ("every other row", "transposed", "with an offset"):
+        mine, eager = (LAYOUTS[layout](torch.arange(24.0)) for _ in range(2))
+        results = [torch.utils._pytree.tree_leaves(run(x, torch.ones(3))) for run, x in ((program, mine), (fn, eager))]
+        assert torch.equal(mine, eager) and all(map(torch.equal, *results))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
     from dynamo_capture.sources import Source
 
-__all__ = ["condition_of", "condition_of_numbers", "guard_floats"]
+__all__ = ["condition_of", "condition_of_numbers", "condition_of_sizes", "guard_floats", "guard_sizes"]
 
 #: Steps from an object to one within: the kind of each, and its key.
 Steps: TypeAlias = tuple[tuple[str, Any], ...]
@@ -63,6 +63,39 @@ def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, Grap
         tx.guards.predicate(root, condition, text)
     for name in dict.fromkeys(name for names in groups for name in names):
         tx.guards.equals(inputs[name].source.base, float_of_bits(inputs[name].real))  # type: ignore[arg-type]
+
+
+def guard_sizes(tx: Capture, expr: Expr, inputs: Sequence[tuple[str, Source, int | None]]) -> None:
+    """Guard a condition on what floats, or large numbers, are made of sizes.
+
+    Args:
+        inputs: its symbols, each with the tensor and the dimension, or the number (None), that it is of.
+    """
+    sources = list({str(source): source for _, source, _ in inputs}.values())
+    at = {str(source): k for k, source in enumerate(sources)}
+    text = _NAMED.sub(r"\1", str(expr))
+    given = text, tuple(name for name, _, _ in inputs), tuple((at[str(source)], dim) for _, source, dim in inputs)
+    condition = condition_of_sizes(*given)
+    tx.guards.made(condition, condition_of_sizes, *given)
+    tx.guards.together(sources, condition, text)
+
+
+def condition_of_sizes(
+    text: str, names: Sequence[str], places: Sequence[tuple[int, int | None]]
+) -> Callable[..., bool]:
+    """A condition on sizes, as a function of tensors and numbers.
+
+    Args:
+        text: an expression of numbers.
+        names: what it calls the sizes.
+        places: for each the argument that it is of, and the dimension of a tensor.
+    """
+    of_numbers = condition_of_numbers(text, names)
+
+    def holds(*given: Any) -> bool:
+        return of_numbers(*[int(given[k]) if dim is None else given[k].shape[dim] for k, dim in places])
+
+    return holds
 
 
 def _by_variable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.dynamic import asked_for
-from dynamo_capture.float_guards import guard_floats
+from dynamo_capture.float_guards import guard_floats, guard_sizes
 from dynamo_capture.guards import Guard
 from dynamo_capture.values.tensor import TensorValue
 from prims.spec.expr import Expr, bits_of_float
@@ -13,6 +13,7 @@ from prims.spec.ranges import interval
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from dynamo_capture.sources import Source
     from prims.spec import SymbolContext
     from prims.spec.context import SizeGuard
     from prims.spec.ranges import Interval
@@ -84,6 +85,8 @@ def add_size_guards(tx: Capture) -> None:
         except NotAnInteger:
             if _always(tx, guard.expr):
                 programs.extend([operands[name], _LOW, ">="] for name in sorted(names & operands.keys()))
+            elif (read := _read_from(tx, names)) is not None:
+                guard_sizes(tx, guard.expr, read)
             else:
                 programs.extend(_specialised(tx, guard.expr, operands))
     guard_floats(tx, conditions, floats)
@@ -190,6 +193,20 @@ def _always(tx: Capture, expr: Expr) -> bool:
 
     low, high = interval(expr.args[0], of_atom)
     return high <= 0 if expr.kind == "le" else expr.kind == "ne" and (low > 0 or high < 0)
+
+
+def _read_from(tx: Capture, names: frozenset[str]) -> list[tuple[str, Source, int | None]] | None:
+    """The tensors and numbers that symbols are read from; None where no input tells one."""
+    found: dict[str, tuple[str, Source, int | None]] = {}
+    for inp in tx.graph.all_inputs:
+        if inp.source.kind == "first" or inp.source.key is bits_of_float:
+            continue
+        spec = inp.node.meta["spec"]
+        sizes = enumerate(spec.shape) if isinstance(inp.value, TensorValue) else [(None, spec)]
+        for dim, size in sizes:
+            if not isinstance(size, int) and size.expr.is_symbol:
+                found.setdefault(size.expr.symbol_name, (size.expr.symbol_name, inp.source, dim))
+    return [found[name] for name in sorted(names)] if names <= found.keys() else None
 
 
 def _specialised(tx: Capture, expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]:

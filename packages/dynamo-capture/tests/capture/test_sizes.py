@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import math
 
 import pytest
 import torch
@@ -269,3 +270,28 @@ def test_a_number_of_more_than_64_bits_after_others(n):
     c = dynamo_capture.optimize(fn, symbolic, options=Options(strict=True))
     for m in (3, 4, 5, n, 6):
         assert c(torch.ones(2), m)[1] == fn(torch.ones(2), m)[1]
+
+
+QUESTIONS_OF_FLOATS = {
+    "a branch": lambda x: x * 2 if x.shape[0] / 2 > 1.0 else x,
+    "ceil": lambda x: x * math.ceil(x.shape[0] / 3),
+    "int": lambda x: x * int(x.shape[0] * 0.75),
+    "a slice": lambda x: x[: int(x.shape[0] * 0.75)] * 2,
+    "round": lambda x: x * round(x.shape[0] * 0.3),
+    "a root": lambda x: x + 1 if math.sqrt(x.shape[0]) < 100.0 else x,
+    "of two sizes": lambda x: x * 3 if x.shape[0] / x.shape[1] > 0.5 else x,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", QUESTIONS_OF_FLOATS)
+def test_questions_of_floats_made_of_sizes_are_guards(capture, name, dynamic):
+    """Not the sizes themselves: sizes that get the same answers share an entry, and come back to it."""
+    fn = QUESTIONS_OF_FLOATS[name]
+    compiled = capture(fn, dynamic=dynamic)
+    for n in (8, 12, 9, 12, 8, 15, 8, 12):
+        x = torch.randn(n, 4)
+        assert torch.equal(compiled(x), fn(x))
+    assert len(compiled.graphs) <= 2 and not compiled.report.breaks
+    small = torch.randn(1, 4)  # gets others
+    assert torch.equal(compiled(small), fn(small))

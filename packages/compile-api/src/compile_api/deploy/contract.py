@@ -187,8 +187,14 @@ class Contract:
                     )
         return values
 
-    def result(self, outputs: Sequence[Any], given: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """The user's result of the graph's outputs; ``given`` are the graph's inputs, ``leaves`` the call's."""
+    def result(self, outputs: Sequence[Any], given: Sequence[Any], laid: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """The user's result of the graph's outputs.
+
+        Args:
+            given: the graph's inputs.
+            laid: these, in the strides that its views are of.
+            leaves: the call's.
+        """
         values = self.sizes(leaves) if any(r.strides is not None or r.kind == "size" for r in self.results) else {}
         symbols = {symbol: values[dim] for symbol, dim in self.bound.items() if dim in values}
 
@@ -200,7 +206,7 @@ class Contract:
             if r.kind in ("literal", "size"):
                 found.append(r.value if r.kind == "literal" else number(r.value))
                 continue
-            base = outputs[r.index] if r.kind == "output" else given[r.index]
+            base = outputs[r.index] if r.kind == "output" else (given if r.strides is None else laid)[r.index]
             if r.strides is not None:
                 wanted = dtype_of(r.dtype or "")
                 base = base if base.dtype == wanted else base.view(wanted)

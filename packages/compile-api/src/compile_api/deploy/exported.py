@@ -132,7 +132,7 @@ class Runner:
             laid = [as_strides(x, [_number(s, symbols) for s in spec.strides]) for x, spec in specs]
             outputs = list(self.compiled(*laid))
             write_back(given, outputs, self.mutations)
-            return self.contract.result(outputs, given, leaves)
+            return self.contract.result(outputs, given, laid, leaves)
 
 
 def _number(size: Any, symbols: Mapping[str, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -389,3 +390,13 @@ def test_views_of_an_argument_that_is_written():
         mine, eager = (LAYOUTS[layout](torch.arange(24.0)) for _ in range(2))
         results = [torch.utils._pytree.tree_leaves(run(x, torch.ones(3))) for run, x in ((program, mine), (fn, eager))]
         assert torch.equal(mine, eager) and all(map(torch.equal, *results))
+
+
+def test_a_dataclass_is_no_argument():
+    @dataclasses.dataclass
+    class Pair:
+        a: torch.Tensor
+        b: torch.Tensor
+
+    with pytest.raises(UserError, match="the argument pair is a Pair"):
+        export(lambda pair: pair.a + pair.b, (Pair(torch.ones(2), torch.ones(2)),))

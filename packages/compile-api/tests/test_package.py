@@ -417,3 +417,15 @@ def test_weights_of_other_names_are_told(tmp_path):
     with pytest.warns(CompileWarning, match="does not use these weights: counter"):
         loaded = load_package(tmp_path, weights={**zeros, "counter": torch.ones(())})
     assert not loaded(x).any()
+
+
+def test_tensors_of_other_kinds(tmp_path):
+    program = export(lambda x: x * 2 + 1, (torch.ones(2, 2),))
+    package(program, tmp_path)
+    x = torch.view_as_complex(torch.randn(2, 2, 2)).conj().imag
+    assert x.is_neg()
+    for run in (program, load_package(tmp_path)):
+        assert torch.equal(run(x), x * 2 + 1)
+        for other in (torch.ones(2, 2).to_sparse(), torch.empty(2, 2, device="meta")):
+            with pytest.raises(UserError):
+                run(other)

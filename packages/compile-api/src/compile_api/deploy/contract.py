@@ -266,6 +266,8 @@ class Contract:
 def _check(what: Input, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{what.name} is a {type(value).__name__}, expected a tensor: {what}")
+    if value.layout is not torch.strided or value.is_meta:
+        raise UserError(f"{what.name} is a {value.layout} tensor on {value.device}, expected one with memory: {what}")
     if dtype_name(value.dtype) != what.dtype:
         raise UserError(
             f"{what.name} has dtype {dtype_name(value.dtype)}, expected {what.dtype}: {what}",

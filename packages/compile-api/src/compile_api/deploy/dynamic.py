@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,9 @@ def _walk(wanted: Any, value: Any, name: str, found: list[dict[int, Dim]], known
         parts: list[tuple[Any, Any, str]] = [(key, v, f"{name}[{key!r}]") for key, v in value.items()]
     elif isinstance(value, (tuple, list)):
         parts = [(k, v, f"{name}[{k}]") for k, v in enumerate(value)]
+    elif dataclasses.is_dataclass(value):
+        text = f"the argument {name} is a {type(value).__name__}, of which an exported program knows nothing"
+        raise UserError(text, todo="Give what it holds in a dict, or as arguments of their own.")
     else:
         if wanted not in (None, {}, (), []):
             raise UserError(f"dynamic_shapes has {wanted!r} for {name}, which is no tensor")

@@ -155,6 +155,11 @@ class Package:
         """
         leaves = self.contract.leaves(args, kwargs)
         given = [leaf for leaf, what in zip(leaves, self.contract.inputs, strict=True) if what.dtype is not None]
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and (leaf.is_neg() or leaf.is_conj()) and at in self.contract.writes:
+                name = self.contract.inputs[at].name
+                raise UserError(f"{name}, which the program writes, is a view with another sign", todo="Clone it.")
+        given = [leaf.resolve_neg().resolve_conj() for leaf in given]
         array = (_Tensor * max(len(given), 1))(*map(_described, given))
         result, error = ctypes.c_void_p(), ctypes.c_void_p()
         failed = self._library.quintet_model_run(

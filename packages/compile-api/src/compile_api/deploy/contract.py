@@ -266,7 +266,7 @@ class Contract:
 def _check(what: Input, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{what.name} is a {type(value).__name__}, expected a tensor: {what}")
-    if value.layout is not torch.strided or value.is_meta:
+    if value.layout is not torch.strided:
         raise UserError(f"{what.name} is a {value.layout} tensor on {value.device}, expected one with memory: {what}")
     if dtype_name(value.dtype) != what.dtype:
         raise UserError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
     from dynamo_capture.sources import Source
 
-__all__ = ["condition_of", "condition_of_numbers", "condition_of_sizes", "guard_floats", "guard_sizes"]
+__all__ = ["condition_of", "condition_of_numbers", "condition_of_sizes", "guard_floats", "guard_sizes", "item_of"]
 
 #: Steps from an object to one within: the kind of each, and its key.
 Steps: TypeAlias = tuple[tuple[str, Any], ...]
@@ -176,7 +176,8 @@ def _reader(steps: Steps) -> Callable[[Any], Any]:
     return read
 
 
-def _item(obj: Any, key: Any) -> Any:
+def item_of(obj: Any, key: Any) -> Any:
+    """An item, without what a subclass makes of a missing key."""
     if isinstance(obj, dict):  # ``dict.__getitem__`` would fill a defaultdict
         found = dict.get(obj, key, _MISSING)
         if found is _MISSING:
@@ -190,7 +191,7 @@ _STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
     "instance_dict": lambda obj, key: obj.__dict__,
     "dict_attr": lambda obj, key: obj.__dict__[key],
-    "item": _item,
+    "item": item_of,
     "call": lambda obj, key: key(obj),
     "method_self": lambda obj, key: obj.__self__,
 }

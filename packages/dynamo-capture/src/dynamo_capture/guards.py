@@ -130,6 +130,11 @@ class GuardSet:
         if self.reads is not None:
             self.reads.hashed = True
 
+    def addressed(self) -> None:
+        """The program has been told the address of an object, which is another one in another process."""
+        if self.reads is not None:
+            self.reads.addressed = True
+
     def made(self, obj: Any, fn: Any, *args: Any) -> None:
         """Capture made an object that guards look into: ``fn(*args)``."""
         if self.reads is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dynamo_capture.float_guards import item_of
 from dynamo_capture.rules import is_library_name
 from dynamo_capture.stored.facts import fact_of, instance_fact
 from dynamo_capture.stored.names import cached_form, walk
@@ -258,7 +259,7 @@ _CHILDREN: dict[str, Any] = {
     "attr": getattr,
     "dict_attr": lambda obj, name: _own(obj)[name],
     "instance_dict": _own,
-    "item": lambda obj, key: dict.__getitem__(obj, key) if isinstance(obj, dict) else obj[key],
+    "item": item_of,
     "module_item": lambda obj, table, name: _own(obj)[table][name],
     "dict_key": lambda obj, index: list(obj)[index],
     "type_of": type,

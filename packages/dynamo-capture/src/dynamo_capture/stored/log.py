@@ -39,6 +39,7 @@ class Reads:
             of whose arguments it is made.
         promised: what the user has promised, which holds in this process.
         hashed: whether something depends on how texts hash.
+        addressed: whether something depends on where an object is in memory.
     """
 
     globals: dict[tuple[int, str], tuple[Any, str, Any]]
@@ -47,6 +48,7 @@ class Reads:
     made: dict[int, tuple[Any, Any, tuple[Any, ...]]]
     promised: list[str]
     hashed: bool = False
+    addressed: bool = False
 
     @classmethod
     def none(cls) -> Reads:

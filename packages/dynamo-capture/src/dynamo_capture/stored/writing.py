@@ -79,6 +79,8 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
         raise NotPortable("it was captured under a default device")
     if kept.reads.hashed and hashes_differ():
         raise NotPortable("it depends on how texts hash, which differs between processes unless PYTHONHASHSEED is set")
+    if kept.reads.addressed:
+        raise NotPortable("it depends on the address of an object (id(), or a hash that is made of it)")
     if kept.reads.promised:
         raise NotPortable(kept.reads.promised[0])
     if kept.graph is not None:

@@ -368,6 +368,8 @@ def _fspath(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @builtin(hash)
 def _hash(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tx.guards.hashed()
+    if not args[0].realize().is_const:
+        tx.guards.addressed()
     return ConstantValue(hash_of(tx, args[0]))
 
 

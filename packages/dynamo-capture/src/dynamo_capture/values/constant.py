@@ -73,6 +73,8 @@ class ConstantValue(Value):
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         value = self.value
+        if name == "__hash__":
+            tx.guards.hashed()
         if name == "__iter__" and not args and not kwargs and isinstance(value, (range, str, bytes)):
             return self.get_iter(tx)
         if name == "join" and type(value) is str and len(args) == 1 and not kwargs:

@@ -38,6 +38,7 @@ def id_of(tx: Capture, value: Value) -> Value:
     obj = existing(value)
     if isinstance(value, ConstantValue) and not value.mutable:
         if type(obj) in _UNIQUE:
+            tx.guards.addressed()
             return ConstantValue(id(obj))  # there is one, and the guards say which
         if value.source is None:
             raise GraphBreak("QB06", f"the id of {display(value)}")  # equal ones may be one object or two
@@ -46,6 +47,7 @@ def id_of(tx: Capture, value: Value) -> Value:
     if obj is not None:
         if value.source is not None and not value.source.is_fixed:
             tx.guards.is_object(value.source, obj)
+        tx.guards.addressed()
         return ConstantValue(id(obj))
     if value.source is not None:
         raise GraphBreak("QB06", f"the id of {display(value)}")

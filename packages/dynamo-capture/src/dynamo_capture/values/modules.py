@@ -32,6 +32,7 @@ _MODULE_GETATTR = nn.Module.__dict__["__getattr__"]
 _MODULE_SETATTR = nn.Module.__dict__["__setattr__"]
 _MODULE_DELATTR = nn.Module.__delattr__
 _MODULE_CALL = nn.Module.__dict__["__call__"]
+_CALL_IMPL = nn.Module.__dict__["_call_impl"]
 _LISTS = (nn.ModuleList, nn.ParameterList)
 
 
@@ -99,11 +100,24 @@ class ModuleValue(ObjectValue):
             raise GraphBreak("QB06", "a TorchScript module")
         if is_sharded(self.cls):
             synchronised(f"the hooks of fully_shard() on {self.describe()}")
+        if (called := self._calls_another(tx)) is not None:
+            return called.call(tx, args, kwargs)
         if self._has_hooks(tx):
             self._check_backward_hooks([*args, *kwargs.values()])
             call_impl = nn.Module.__dict__["_call_impl"]
             return tx.function(call_impl, None).call(tx, [self, *args], kwargs)
         return self.getattr(tx, "forward").realize().call(tx, args, kwargs)
+
+    def _calls_another(self, tx: Capture) -> Value | None:
+        """What ``nn.Module.__call__`` calls in the place of its own ``_call_impl``; what ``module.compile()`` has put
+        there computes the same."""
+        own = self.obj.__dict__
+        compiled = own.get("_compiled_call_impl")
+        if isinstance(compiled, types.FunctionType) and not hasattr(compiled, "_torchdynamo_orig_callable"):
+            return self.getattr(tx, "_compiled_call_impl").realize()
+        if find(tx, self.cls, "_call_impl")[0] is _CALL_IMPL and "_call_impl" not in own:
+            return None
+        return self.getattr(tx, "_call_impl").realize()
 
     def _has_hooks(self, tx: Capture) -> bool:
         own = self.obj.__dict__
@@ -141,7 +155,8 @@ class ModuleValue(ObjectValue):
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "forward" and "forward" not in self.attrs and "forward" not in self.obj.__dict__:
             found, owner = lookup(self.cls, "forward")
-            if isinstance(found, types.FunctionType):
+            plain = lookup(self.cls, "__getattribute__")[0] is object.__getattribute__
+            if plain and isinstance(found, types.FunctionType):
                 if self.source is not None:
                     tx.guards.no_instance_attr(self.source, "forward")
                 return bind_attribute(tx, self, self.cls, name, found, owner)  # type: ignore[arg-type]

@@ -347,3 +347,30 @@ def test_evenly_spaced_numbers_are_eagers(numerics: str, dtype: torch.dtype) -> 
         x = torch.empty(count)
         assert torch.equal(compiled(x), program(x))
     assert not compiled.report().fallbacks
+
+
+#: Numbers beside 16-bit tensors: as they are, but where the program makes a tensor of one.
+BESIDE_NUMBERS = {
+    "mul": lambda x, y, n: x * n,
+    "div": lambda x, y, n: x / n,
+    "rsub": lambda x, y, n: n - x,
+    "add with a factor": lambda x, y, n: torch.add(x, y, alpha=n),
+    "addcmul": lambda x, y, n: torch.addcmul(x, y, y, value=n),
+    "clamp": lambda x, y, n: x.clamp(max=n),
+    "full": lambda x, y, n: x * torch.full_like(x, n),
+    "equal": lambda x, y, n: x == n,
+    "hardshrink": lambda x, y, n: F.hardshrink(x, n),
+    "of a size": lambda x, y, n: x * (x.shape[0] * 0.001),
+}
+
+
+@pytest.mark.parametrize("numerics", ["eager_close", "eager_exact"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", BESIDE_NUMBERS)
+def test_numbers_that_change_are_not_rounded(name, dtype, numerics):
+    torch.manual_seed(0)
+    fn = BESIDE_NUMBERS[name]
+    compiled = compile_api.compile(fn, options={"numerics": numerics})
+    for k, n in enumerate((0.1, 0.25, 0.3, 0.7)):
+        x, y = (torch.randn(400 + k * (name == "of a size"), dtype=dtype) for _ in range(2))
+        assert torch.equal(compiled(x, y, n), fn(x, y, n)), n

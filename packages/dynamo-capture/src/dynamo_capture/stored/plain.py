@@ -55,11 +55,18 @@ def packed(value: Any, other: Callable[[Any], Any] | None = None, depth: int = 0
         return {"torch": str(value).removeprefix("torch.")}
     if cls is torch.device:
         return {"device": str(value)}
+    if cls.__module__ == "numpy" and cls.__name__ in _NUMPY and isinstance(getattr(value, "nbytes", None), int):
+        return {"np": [value.dtype.str, value.tobytes().hex()]}
     if other is not None:
         return other(value)
     raise NotPlain
 
 
+#: Scalars of NumPy, by the names of their classes.
+_NUMPY = frozenset(
+    ("bool", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+     "float64", "complex64", "complex128")
+)  # fmt: skip
 _NAMES: dict[type, str] = {tuple: "t", list: "l", torch.Size: "size"}
 
 
@@ -105,6 +112,19 @@ def _float(text: str) -> float:
     return struct.unpack("<d", bytes.fromhex(text[3:]))[0] if text.startswith("nan") else float.fromhex(text)  # type: ignore[no-any-return]
 
 
+def _of_numpy(content: Any) -> Any:
+    try:
+        import numpy as np
+    except ImportError:
+        raise NotPlain from None
+
+    kind, data = content
+    dtype = np.dtype(kind)
+    if dtype.type.__name__ not in _NUMPY:
+        raise NotPlain
+    return np.frombuffer(bytes.fromhex(data), dtype)[0]
+
+
 def _of_torch(name: str) -> Any:
     value = getattr(torch, name, None)
     if not isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
@@ -123,4 +143,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "of": {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}.__getitem__,
     "torch": _of_torch,
     "device": torch.device,
+    "np": _of_numpy,
 }

@@ -143,8 +143,9 @@ def _abstract(tx: Capture, mine: type, cls: type) -> bool:
         answer = issubclass(mine, cls)
     except Exception as error:
         raise GraphBreak("QB06", f"__subclasshook__ of {cls.__name__} raised {type(error).__name__}") from None
-    if not answer:
-        tx.guards.subclass(mine, cls, False)
+    # A positive answer stays in this process; in another one, a hook may find something else in a class of the program.
+    if not answer or (cls not in mine.__mro__ and not is_library_class(mine)):
+        tx.guards.subclass(mine, cls, bool(answer))
     return bool(answer)
 
 

@@ -246,7 +246,9 @@ class SetValue(Value):
             return list(self.items)
         if self.log and len(self.items) > 1:
             raise GraphBreak("QB06", "the order of an existing set that has been changed")
-        # The guard of an existing set says that this is its order.
+        if self.source is None or self.source.is_fixed:  # a constant of the code
+            self._depend_on_order(tx)
+        # The guard of another existing set says that this is its order.
         return list(self.items if self._first is None or self.log else self._first)
 
     def _depend_on_order(self, tx: Capture) -> None:

@@ -25,8 +25,8 @@ Storage: TypeAlias = Callable[[Node], Node]
 
 #: Operators whose result in 16 bits is one of their operands' values, or a number as the program gives it.
 _NEVER_ROUNDED = frozenset(
-    "const load where neg abs sign maximum minimum fmax fmin copysign convert bitcast floor ceil trunc round rounded"
-    .split()
+    "const size load where neg abs sign maximum minimum fmax fmin copysign convert bitcast floor ceil trunc round "
+    "rounded".split()
 )  # fmt: skip
 
 _COMPARISONS = frozenset("eq ne lt le gt ge".split())
@@ -187,7 +187,7 @@ class _Tracer:
 
     def _create(self, node: Node, index: Index) -> Val:
         if node.op == "full":
-            return self.const(node.args[1], node.dtype)
+            return self._rounded(self.const(node.args[1], node.dtype))  # it is a tensor, not a number beside one
         _, start, step, dtype, _ = node.args
         if all(isinstance(x, int) or hasattr(x, "expr") for x in (start, step)) and not dtype.is_floating_point:
             at = ex.add(size(start), ex.mul(size(step), index[0]))
@@ -335,7 +335,7 @@ def _held(v: Val) -> bool:
     """Whether a 16-bit value is as memory holds it. One that is not would not equal itself read from there."""
     if v.op in ("load", "const", "convert", "rounded"):
         return True
-    return v.op in _NEVER_ROUNDED and all(_held(a) for a in v.args if a.dtype == v.dtype)
+    return v.op in _NEVER_ROUNDED and v.op != "size" and all(_held(a) for a in v.args if a.dtype == v.dtype)
 
 
 def _tells_roundings(op: str, args: tuple[Val, ...]) -> bool:

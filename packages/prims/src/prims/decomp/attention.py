@@ -193,9 +193,10 @@ def native_multi_head_attention(
         ]
     q, k, v = (_heads(p, x, num_head) for x in parts)
     weights = None
-    if mask is None and not need_weights and query.device.type == "cpu":
+    empty = any(type(n) is int and n == 0 for n in (*q.shape, *k.shape))  # by which a fused kernel may divide
+    if mask is None and not need_weights and query.device.type == "cpu" and not empty:
         context = call(p, "aten._scaled_dot_product_flash_attention_for_cpu.default", q, k, v)[0]
-    elif mask is None and not need_weights and (fused := _fused(q, k, v)) is not None:
+    elif mask is None and not need_weights and not empty and (fused := _fused(q, k, v)) is not None:
         context = call(p, fused[0], q, k, v, *fused[1])[0]
     else:
         scores = _batched(p, p.mul(q, 1.0 / math.sqrt(embed_dim // num_head)), swapped(p, k, 2, 3))

@@ -53,8 +53,13 @@ def made_by(value: Any, name: str) -> Args | None:
 
 
 def constant(value: Any) -> tuple[Any] | None:
-    """The number (in a 1-tuple) that a value holds everywhere, or None when it is not a constant."""
+    """The number (in a 1-tuple) that a value holds everywhere, or None when it is not a constant.
+
+    A symbolic one is none of 16 bits, to which it is rounded when it is known.
+    """
     args = made_by(value, "full")
+    if args is not None and args[2] in REDUCED and not isinstance(args[1], (bool, int, float)):
+        return None
     return None if args is None else (rounded(args[1], args[2]),)
 
 

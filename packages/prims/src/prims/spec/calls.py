@@ -309,6 +309,8 @@ def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any
     plain = isinstance(steps, torch.SymInt) and all(type(x) in (int, float) for x in (start, end))
     if not plain or not chosen.is_floating_point:
         return torch.linspace(start, end, steps, dtype=dtype, device=device)
+    import prims.spec.rules.creation  # noqa: F401  (defines the operator; the rules import this package)
+
     made: torch.Tensor = torch.ops.quintet.linspace(start, end, steps, dtype=chosen, device=_device(device))
     return made
 

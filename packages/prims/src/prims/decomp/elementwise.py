@@ -238,19 +238,24 @@ def _sum(p: Any, self: Any, other: Any, alpha: Any, combine: str) -> Value:
     plain = isinstance(alpha, (int, float)) and alpha == 1
     wide = _is_precise(self, dtype, other) or _is_precise(other, dtype, self)
     compute = dtype if plain and not wide else opmath(dtype)
-    if plain and dtype in REDUCED:
-        self, other = (_as_added(x, dtype, self, other) for x in (self, other))
+    if dtype in REDUCED:
+        both = self, other
+        self, other, alpha = (_as_added(p, x, dtype, *both) for x in (*both, alpha))
     x, y = operands(p, self, other, dtype=compute)
-    if not plain:
+    if not plain and is_value(alpha):
+        y = p.mul(*operands(p, y, alpha, dtype=compute))
+    elif not plain:
         alpha = number(alpha, compute)
         y = p.mul(y, alpha) if is_value(y) else y * alpha
     return to_dtype(p, getattr(p, combine)(x, y), dtype)
 
 
-def _as_added(x: Any, dtype: torch.dtype, *both: Any) -> Any:
+def _as_added(p: Any, x: Any, dtype: torch.dtype, *both: Any) -> Any:
     """A number as eager adds it: on a CPU in the 16-bit dtype itself (products take a second one as it is)."""
-    on_cpu = any(is_value(v) and v.device.type == "cpu" for v in both)
-    return rounded(x, dtype) if on_cpu and isinstance(x, (int, float)) and not isinstance(x, bool) else x
+    device = next((v.device for v in both if is_value(v) and v.device.type == "cpu"), None)
+    if device is None or is_value(x) or isinstance(x, (bool, complex)):
+        return x
+    return rounded(x, dtype) if isinstance(x, (int, float)) else p.full((), x, dtype, device)
 
 
 @decomposition("aten.add.Tensor", "aten.add.Scalar")
@@ -276,7 +281,7 @@ def mul(p: Any, self: Any, other: Any) -> Value:
     """self * other"""
     dtype = result_dtype(self, other)
     compute = torch.float32 if _is_precise(other, dtype) or _is_precise(self, dtype, other) else dtype
-    self = _as_added(self, dtype, other) if dtype in REDUCED else self  # as a first operand it is no scalar
+    self = _as_added(p, self, dtype, other) if dtype in REDUCED else self  # as a first operand it is no scalar
     x, y = operands(p, self, other, dtype=compute)
     return p.logical_and(x, y) if dtype == torch.bool else to_dtype(p, p.mul(x, y), dtype)
 

@@ -429,3 +429,11 @@ def test_tensors_of_other_kinds(tmp_path):
         for other in (torch.ones(2, 2).to_sparse(), torch.empty(2, 2, device="meta")):
             with pytest.raises(UserError):
                 run(other)
+
+
+@pytest.mark.parametrize("command, words", [("/bin/true", "made no library"), ("gcc -m99", "refuses even a program")])
+def test_compilers_that_do_not_work(tmp_path, monkeypatch, command, words):
+    program = export(lambda x: x.sin() + 1, (torch.ones(3),))
+    monkeypatch.setenv("CC", command)
+    with pytest.raises(UserError, match=words):
+        package(program, tmp_path)

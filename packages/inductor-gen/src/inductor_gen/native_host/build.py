@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import platform
 import shutil
-import subprocess
 from pathlib import Path
 
 import torch
@@ -15,8 +14,8 @@ from inductor_gen.codegen.lowered import Lowered
 from inductor_gen.device.cpu import facts
 from inductor_gen.native_host.host import host_text
 from inductor_gen.native_host.interface import Interface
-from inductor_gen.runtime.compiler import find_compiler
-from prims.errors import InternalError, Unsupported
+from inductor_gen.runtime.compiler import find_compiler, run_compiler
+from prims.errors import Unsupported
 
 __all__ = ["LIBRARY", "build_library", "calls_can_be_made", "processor"]
 
@@ -53,7 +52,7 @@ def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
 
     Raises:
         Unsupported: something in the graph cannot run without Python, on the CPU.
-        UserError: there is no C compiler.
+        UserError: there is no C compiler, or it does not work or takes too long.
         InternalError: it refused the text.
     """
     text, calls_torch = host_text(lowered, interface)
@@ -76,7 +75,8 @@ def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
     for name in ("kernels", "program"):
         made = folder / f"{name}.o"
         hidden = ["-fvisibility=hidden"]
-        _run([*compiler.command, *flags, *hidden, "-c", str(folder / f"{name}.c"), "-o", str(made)])
+        command = [*compiler.command, *flags, *hidden, "-c", str(folder / f"{name}.c"), "-o", str(made)]
+        run_compiler(command, compiler, made, lowered.options)
         objects.append(made)
     made_of = [*map(str, objects), "-o", str(folder / LIBRARY)]
     threads = [f for f in flags if f == "-fopenmp"]
@@ -85,13 +85,8 @@ def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
         place = _libraries()
         link += [f"-L{place}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
         link += ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath,{place}"]  # what lies beside the library comes first
-    _run(link)
+    run_compiler(link, compiler, folder / LIBRARY, lowered.options)
     for made in objects:
         made.unlink()
     return calls_torch
 
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        raise InternalError(f"{command[0]} refused generated code:\n{done.stderr[:4000]}")

@@ -43,7 +43,7 @@ from prims.options import Options
 from prims.records import record
 from prims.report import Report
 
-__all__ = ["Compiler", "find_compiler", "forget_loaded", "launcher", "load_kernels"]
+__all__ = ["Compiler", "find_compiler", "forget_loaded", "launcher", "load_kernels", "run_compiler"]
 
 @record
 class Compiler:
@@ -347,13 +347,19 @@ def _next_done(jobs: Mapping[int, subprocess.Popen[str]], seconds: float | None)
 
 def _refuses_everything(compiler: Compiler, folder: Path) -> bool:
     """Whether not even a program of one line becomes a library: generated code is not to blame then."""
-    source = folder / "one.c"
-    source.write_text("int one(void) { return 1; }\n")
-    job = _start([*compiler.command, *compiler.flags, str(source), "-o", str(source.with_suffix(".so")), "-lm"])
-    try:
-        return _finish(job, _ANSWER)[0] is None
-    except subprocess.TimeoutExpired:
-        return True
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        source = Path(made) / "one.c"
+        source.write_text("int one(void) { return 1; }\n")
+        job = _start([*compiler.command, *compiler.flags, str(source), "-o", str(source.with_suffix(".so")), "-lm"])
+        try:
+            return _finish(job, _ANSWER)[0] is None
+        except subprocess.TimeoutExpired:
+            return True
+
+
+def run_compiler(command: Sequence[str], compiler: Compiler, built: Path, options: Options) -> None:
+    """Run a compiler's command that makes a file; raises as :func:`_wait` does."""
+    _wait(_start(command), compiler, built, options.compile_timeout or None)
 
 
 def _wait(

@@ -375,3 +375,39 @@ def test_numbers_that_change_are_not_rounded(name, dtype, numerics):
         # Whole vectors: of what is left over, eager multiplies by a factor that it has not rounded.
         x, y = (torch.randn(512 + 64 * k * (name == "of a size"), dtype=dtype) for _ in range(2))
         assert torch.equal(compiled(x, y, n), fn(x, y, n)), n
+
+
+#: Optimizers whose step eager does in one operator, or in other steps than ours, and one that is captured as it is.
+OPTIMIZERS = {
+    "fused SGD": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True), "_fused_sgd_"),
+    "fused Adam": (lambda p: torch.optim.Adam(p, fused=True), "_fused_adam_"),
+    "fused AdamW": (lambda p: torch.optim.AdamW(p, fused=True), "_fused_adamw_"),
+    "fused Adagrad": (lambda p: torch.optim.Adagrad(p, fused=True), "_fused_adagrad_"),
+    "Adafactor": (torch.optim.Adafactor, "Adafactor"),
+    "AdamW": (torch.optim.AdamW, None),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_has_eagers_bits_or_is_eagers(name: str) -> None:
+    make, breaks_at = OPTIMIZERS[name]
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(16, 8)), nn.Parameter(torch.randn(33))]
+    theirs = copy.deepcopy(ours)
+    optimizer, eager = make(ours), make(theirs)
+    step = compile_api.compile(optimizer.step, options={"numerics": "eager_exact"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", compile_api.CompileWarning)
+        for _ in range(4):
+            for p, q in zip(ours, theirs, strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+            step()
+            eager.step()
+    for p, q in zip(ours, theirs, strict=True):
+        assert torch.equal(p, q)
+    report = step.report()
+    if breaks_at is None:
+        assert report.kernels and not report.breaks
+    else:
+        assert breaks_at in str(report)

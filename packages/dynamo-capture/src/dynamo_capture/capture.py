@@ -73,6 +73,8 @@ class Capture:
 
     #: The mode in which calls run on abstract tensors.
     mode: AbstractMode | None = None
+    #: Every result is to have eager's bits: nothing is captured in other words that round otherwise.
+    eager_bits = False
 
     def __init__(
         self, request: FrameRequest, tree: Any, sizes: DynamicSizes, callees: Callees, unbacked: bool = False,

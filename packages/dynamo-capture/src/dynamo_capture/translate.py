@@ -109,6 +109,7 @@ def translate(
         between = state.reads_between
         unbacked, takes_numbers = contract.unbacked and not between, contract.takes_numbers and not between
         tx = Capture(request, tree, state.sizes, _CALLEES, unbacked, takes_numbers)
+        tx.eager_bits = options.numerics == "eager_exact"
         tx.guards.reads = Reads.none() if keeps else None
         brk = None
         try:
@@ -129,7 +130,7 @@ def translate(
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
                 if tx.levels:
                     text = "inside dual numbers, or a derivative of torch.func: " + (brk.text if brk else "it returns")
-                    raise SkipFrame(text, "Differentiate a function that is captured whole.", where=brk and brk.where)
+                    raise SkipFrame(text, "Differentiate a function that is captured whole.", where=brk.where if brk else None)
                 root.check_generators(plan)
                 root.check_leaves(plan)
                 tx.inference.check_left(plan)

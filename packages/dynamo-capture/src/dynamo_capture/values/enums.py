@@ -68,7 +68,8 @@ def member_by_value(tx: Capture, cls: enum.EnumMeta, args: list[Value], kwargs: 
     value = args[0].realize()
     if value.pytype is cls:
         return value
-    if issubclass(cls, enum.Flag) and value.is_const and is_library_class(lookup(cls, "_missing_")[1]):
+    maker = lookup(cls, "_missing_")[1]
+    if issubclass(cls, enum.Flag) and value.is_const and maker is not None and is_library_class(maker):
         with contextlib.suppress(Exception):  # found below
             cls(value.const())  # a combination's first use adds it to the map: guards then say that it is there
     by_value: Any = _kept(tx, cls, "_value2member_map_")

@@ -45,6 +45,8 @@ def _kept_from_compiler(fn: Any, tx: Capture, args: list[Value], kwargs: dict[st
 
 
 def _adafactor(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if tx.eager_bits:
+        raise GraphBreak("QB03", "Adafactor's step, whose bits only eager's operators give")
     return tx.from_python(adafactor).realize().call(tx, args, kwargs)
 
 

@@ -183,6 +183,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     if fn is F.batch_norm and _keeps_running_numbers(args, kwargs):
         body = batch_norm_at_a_rate
     if fn in FUSED_STEPS and tx.optimizers:
+        if tx.eager_bits:
+            raise GraphBreak("QB03", f"torch.{fn.__name__}, whose bits only eager's kernel gives")
         body = FUSED_STEPS[fn]
     if fn in (torch.tensor, torch.as_tensor) and len(args) == 1:
         from dynamo_capture.values.arrays import ArrayValue, tensor_of

@@ -130,7 +130,8 @@ def translate(
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
                 if tx.levels:
                     text = "inside dual numbers, or a derivative of torch.func: " + (brk.text if brk else "it returns")
-                    raise SkipFrame(text, "Differentiate a function that is captured whole.", where=brk.where if brk else None)
+                    where = brk.where if brk else None
+                    raise SkipFrame(text, "Differentiate a function that is captured whole.", where=where)
                 root.check_generators(plan)
                 root.check_leaves(plan)
                 tx.inference.check_left(plan)

@@ -188,3 +188,16 @@ def test_batch_norms_without_a_momentum(dims, capture):
         torch.testing.assert_close(a, b)
     assert ours.num_batches_tracked.item() == 5
     assert len(run.graphs) <= 3 and not run.report.breaks
+
+
+def test_a_batch_of_nothing_does_not_count(capture):
+    modules = []
+    for make in (lambda m: m, lambda m: capture(m, fullgraph=True)):
+        torch.manual_seed(0)
+        module = nn.BatchNorm1d(3, momentum=None)
+        run = make(module)
+        for count in (4, 5, 0, 3):
+            run(torch.randn(count, 3, 2) + 1)
+        modules.append(module)
+    for ours, eager in zip(modules[1].buffers(), modules[0].buffers(), strict=True):
+        torch.testing.assert_close(ours, eager)

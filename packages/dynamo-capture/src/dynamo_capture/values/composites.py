@@ -69,6 +69,8 @@ def batch_norm_at_a_rate(
     """``F.batch_norm`` in training with a momentum that is a number of the graph, as where each batch counts alike."""
     mean, variance = torch.zeros_like(running_mean), torch.zeros_like(running_var)
     result = torch.nn.functional.batch_norm(input, mean, variance, weight, bias, training, 1.0, eps)
+    if not input.numel():
+        return result  # of nothing, nothing is kept
     with torch.no_grad():
         running_mean.mul_(1 - momentum).add_(mean * momentum)
         running_var.mul_(1 - momentum).add_(variance * momentum)

@@ -28,6 +28,8 @@ from prims.decomp.common import (
 from prims.decomp.elementwise import as_bool, sub
 from prims.decomp.registry import decomposition
 from prims.decomp.views import reshaped
+from prims.spec.expr import float_op
+from prims.spec.sym import Sym, SymFloat, sym_max
 
 Dims = int | Sequence[int] | None
 
@@ -150,6 +152,10 @@ def var_about(p: Any, x: Value, mean: Value, dims: Sequence[int], correction: fl
         left = max(float(left), 0.0)
         if left == 0.0:
             return p.div(total, full_like(p, total, 0.0))
+    elif isinstance(left, Sym):
+        left = sym_max(left, 0)
+    else:
+        left = SymFloat(float_op("fmax", left.expr, 0.0), left.ctx)
     return p.div(total, left)
 
 

@@ -77,8 +77,11 @@ def constant_pad_nd(x: TensorSpec, pad: Sequence[Size], value: Any = 0) -> Tenso
     shape = list(x.shape)
     for i in range(len(pad) // 2):
         d = x.ndim - 1 - i
+        least = shape[d]
+        for p in pad[2 * i : 2 * i + 2]:
+            least = least + p if layout.is_surely_less(p, 0) else least
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
-        if layout.is_surely_less(shape[d], 0):
+        if least is not shape[d] and layout.is_surely_less(least, 0):  # it is narrowed before it is filled
             raise RuntimeError(
                 f"padding of {pad[2 * i]} and {pad[2 * i + 1]} takes more of dimension {d} than {list(x.shape)} has"
             )

@@ -215,6 +215,11 @@ def resolve_neg(x: TensorSpec) -> TensorSpec:
     return x
 
 
+def _told(size: Size) -> Size:
+    """A size, as its number where it is a negative one, of which -1 stands for another size."""
+    return int(size) if layout.is_surely_less(size, 0) else size
+
+
 @meta_rule("aten.expand.default")
 def expand(x: TensorSpec, shape: Sequence[Size], *, implicit: bool = False) -> TensorSpec:
     offset = len(shape) - x.ndim
@@ -223,6 +228,9 @@ def expand(x: TensorSpec, shape: Sequence[Size], *, implicit: bool = False) -> T
             f"expand({x}, size={list(shape)}): the number of sizes provided ({len(shape)}) must be greater or equal to "
             f"the number of dimensions in the tensor ({x.ndim})"
         )
+    shape = [_told(s) for s in shape]
+    if any(type(s) is int and (s < 0 and i < offset or s < -1) for i, s in enumerate(shape)):
+        raise RuntimeError(f"expand({x}, size={shape}): a size is negative, or -1 where there is none to be kept")
     sizes, strides = list(shape), list((0,) * offset + x.strides)
     for i, (s, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         i += offset
@@ -389,6 +397,8 @@ def narrow_at(x: TensorSpec, d: int, start: Size, length: Size) -> TensorSpec:
 @meta_rule("aten.narrow.default")
 def narrow(x: TensorSpec, dim: int, start: Size, length: Size) -> TensorSpec:
     d = wrap_dim(dim, x.ndim)
+    if layout.is_surely_less(length, 0):
+        raise RuntimeError(f"narrow(): the length is {length}, which must not be negative")
     return narrow_at(x, d, start + x.shape[d] if start < 0 else start, length)
 
 
@@ -398,7 +408,7 @@ def split(x: TensorSpec, split_size: Size, dim: int = 0) -> list[TensorSpec]:
         raise RuntimeError("split expects at least a 1-dimensional tensor")
     d = wrap_dim(dim, x.ndim)
     size = x.shape[d]
-    if type(split_size) is int and split_size < 0:
+    if layout.is_surely_less(split_size, 0):
         raise RuntimeError(f"split expects split_size be non-negative, but got split_size={split_size}")
     if type(split_size) is int and split_size == 0:
         if size != 0:
@@ -415,6 +425,8 @@ def split_with_sizes(x: TensorSpec, split_sizes: Sequence[Size], dim: int = 0) -
     total: Size = 0
     parts = []
     for size in split_sizes:
+        if layout.is_surely_less(size, 0):
+            raise RuntimeError(f"split_with_sizes expects no negative size, but got split_sizes={list(split_sizes)}")
         parts.append(narrow_at(x, d, total, size))
         total = total + size
     if total != x.shape[d]:
@@ -474,7 +486,7 @@ def unfold(x: TensorSpec, dimension: int, size: Size, step: Size) -> TensorSpec:
 
 @meta_rule("aten.as_strided.default")
 def as_strided(x: TensorSpec, size: Any, stride: Any, storage_offset: Size | None = None) -> TensorSpec:
-    if any(type(step) is int and step < 0 for step in stride):
+    if any(layout.is_surely_less(step, 0) for step in stride):
         raise RuntimeError(f"as_strided: Negative strides are not supported at the moment, got strides: {list(stride)}")
     if type(storage_offset) is int and storage_offset < 0:
         raise RuntimeError(f"Tensor: invalid storage offset {storage_offset}")

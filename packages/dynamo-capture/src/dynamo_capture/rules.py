@@ -61,7 +61,27 @@ _COMPREHENSIONS = frozenset(("<listcomp>", "<setcomp>", "<dictcomp>"))
 
 def is_library_name(module: str | None) -> bool:
     """Whether a module of this name is torch or the standard library, whose attributes nobody replaces."""
-    return module is None or (module.partition(".")[0] in _FIXED_NAMES and module != "__main__")
+    if module is None:
+        return True
+    package = module.partition(".")[0]
+    return package in _FIXED_NAMES and not _is_users_package(package)
+
+
+#: Names of the standard library -> whether the program's own package of that name is what was imported.
+_USERS_PACKAGES: dict[str, bool] = {}
+
+
+def _is_users_package(package: str) -> bool:
+    known = _USERS_PACKAGES.get(package)
+    if known is not None:
+        return known
+    found = sys.modules.get(package)
+    if found is None:
+        return False
+    file = getattr(found, "__file__", None)
+    own = package in sys.stdlib_module_names and isinstance(file, str) and not is_library_file(os.path.abspath(file))
+    known = _USERS_PACKAGES[package] = own
+    return known
 
 
 def is_library_file(filename: str) -> bool:

@@ -6,6 +6,8 @@ import collections
 import dataclasses
 import enum
 import functools
+import importlib
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynamo_capture import rules
 
 
 def same(ours, theirs):
@@ -411,3 +415,32 @@ def test_subclasses(capture, first):
         assert type(ours) is type(theirs) is Doubling
         same(ours.inner, theirs.inner)
     assert not c.report.breaks and len(c.graphs) == 3
+
+
+MODULE = "K = 3\nclass C:\n    k = 2\ndef g(x, by=1): return x * K * C.k * by\n"
+CHANGES_OF_A_MODULE = {
+    "a global": lambda m: setattr(m, "K", 50),
+    "a class's attribute": lambda m: setattr(m.C, "k", 50),
+    "a function's defaults": lambda m: setattr(m.g, "__defaults__", (50,)),
+    "a function": lambda m: setattr(m, "g", lambda x: x - 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_A_MODULE)
+def test_a_programs_module_may_have_a_name_of_the_standard_librarys(change, capture, tmp_path, monkeypatch):
+    name = "wave"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(rules._USERS_PACKAGES, name, raising=False)
+    module = importlib.import_module(name)
+    try:
+        program = lambda x: module.g(x) + module.K
+        compiled = capture(program, fullgraph=True)
+        x = torch.ones(2)
+        same(compiled(x), program(x))
+        CHANGES_OF_A_MODULE[change](module)
+        same(compiled(x), program(x))
+    finally:
+        sys.modules.pop(name)
+        rules._USERS_PACKAGES.pop(name, None)

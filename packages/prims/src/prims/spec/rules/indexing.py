@@ -32,6 +32,12 @@ def _positions(index: TensorSpec, *types: torch.dtype, empty: bool = False) -> N
         raise Unsupported(f"an index of {index.dtype}")
 
 
+def _check_reached(size: Size, index: TensorSpec) -> None:
+    """Raise IndexError where there is a position, and nothing to stand at. Where there is something, data decide."""
+    if layout.is_surely_less(size, 1) and layout.is_surely_less(0, numel(index.shape)):
+        raise IndexError("index is out of bounds for dimension with size 0")
+
+
 @meta_rule("aten.gather.default")
 def gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
     _positions(index, torch.int32, empty=True)
@@ -64,7 +70,8 @@ def take(x: TensorSpec, index: TensorSpec) -> TensorSpec:
 )
 def scatter(x: TensorSpec, dim: int, index: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     _positions(index, torch.int32, empty=True)
-    wrap_dim(dim, x.ndim)
+    d = wrap_dim(dim, x.ndim)
+    _check_reached(x.shape[d] if x.ndim else 1, index)
     source = args[0] if args else kwargs.get("src")
     if isinstance(source, TensorSpec) and source.dtype != x.dtype:
         raise RuntimeError(f"scatter(): Expected self.dtype to be equal to src.dtype, not {x.dtype} and {source.dtype}")
@@ -76,7 +83,8 @@ def scatter(x: TensorSpec, dim: int, index: TensorSpec, *args: Any, **kwargs: An
 )
 def index_copy(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -> TensorSpec:
     _positions(index)
-    wrap_dim(dim, x.ndim)
+    d = wrap_dim(dim, x.ndim)
+    _check_reached(x.shape[d] if x.ndim else 1, index)
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
@@ -88,13 +96,15 @@ def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *,
         raise RuntimeError(f"index_add(): self has {x.ndim} dimensions and source {source.ndim}")
     if any(a != b for i, (a, b) in enumerate(zip(x.shape, source.shape, strict=False)) if i != d):
         raise RuntimeError(f"index_add(): source of shape {list(source.shape)} for self of shape {list(x.shape)}")
+    _check_reached(x.shape[d] if x.ndim else 1, index)
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(x: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
     _positions(index)
-    wrap_dim(dim, x.ndim)
+    d = wrap_dim(dim, x.ndim)
+    _check_reached(x.shape[d] if x.ndim else 1, index)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -106,6 +116,7 @@ def masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> Tenso
 @meta_rule("aten.put.default")
 def put(x: TensorSpec, index: TensorSpec, source: TensorSpec, accumulate: bool = False) -> TensorSpec:
     _positions(index)
+    _check_reached(numel(x.shape), index)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -166,7 +177,7 @@ def _check_indices(indices: Sequence[TensorSpec | None]) -> None:
 
 
 def _check_masks(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> None:
-    """Raise IndexError where a mask has other sizes than the dimensions that it goes over."""
+    """Raise IndexError where a mask has other sizes than the dimensions that it goes over, and positions none."""
     at = 0
     for i in indices:
         is_mask = i is not None and i.dtype in (torch.bool, torch.uint8)
@@ -174,6 +185,8 @@ def _check_masks(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> None:
         at += i.ndim if is_mask else 1  # type: ignore[union-attr]
         if at > x.ndim:
             raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
+        if i is not None and not is_mask:
+            _check_reached(x.shape[at - 1], i)
         if any(a is not b and a != b for a, b in zip(i.shape if is_mask else (), covered, strict=True)):  # type: ignore[union-attr]
             raise IndexError(f"a mask of sizes {list(i.shape)} over {list(covered)}")  # type: ignore[union-attr]
 

@@ -356,7 +356,7 @@ def breakable(monkeypatch, prefix):
 
 def test_a_backward_that_fails_late_is_mended(monkeypatch):
     state = breakable(monkeypatch, "run")
-    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    x, w = (torch.randn(n, 8, dtype=torch.float64) for n in (4, 8))  # what is asked is not of roundings
     compiled = compile_api.compile(two_products)
     wanted = gradients(two_products, x, w)
     for got in (gradients(compiled, x, w), gradients(compiled, x, w)):
@@ -444,7 +444,7 @@ def test_nothing_of_a_failed_run_is_alive_when_eager_runs(monkeypatch, kind, fir
         return run
 
     state = {"fails": first}
-    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    x, w = (torch.randn(n, 8, dtype=torch.float64) for n in (4, 8))  # what is asked is not of roundings
     as_launcher, original = compiled_module.as_launcher, guarded_module.eager_graph
     launch = None
 
@@ -472,7 +472,7 @@ def test_nothing_of_a_failed_run_is_alive_when_eager_runs(monkeypatch, kind, fir
 
 def test_a_backward_that_fails_after_freeing_says_so(monkeypatch):
     state = breakable(monkeypatch, "run")
-    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    x, w = (torch.randn(n, 8, dtype=torch.float64) for n in (4, 8))  # what is asked is not of roundings
     compiled = compile_api.compile(two_products)
     wanted = gradients(two_products, x, w)
     for _ in range(2):

@@ -80,8 +80,8 @@ def _is_users_package(package: str) -> bool:
         return False
     file = getattr(found, "__file__", None)
     own = package in sys.stdlib_module_names and isinstance(file, str) and not is_library_file(os.path.abspath(file))
-    known = _USERS_PACKAGES[package] = own
-    return known
+    _USERS_PACKAGES[package] = own
+    return own
 
 
 def is_library_file(filename: str) -> bool:

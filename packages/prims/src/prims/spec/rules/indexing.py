@@ -32,6 +32,13 @@ def _positions(index: TensorSpec, *types: torch.dtype, empty: bool = False) -> N
         raise Unsupported(f"an index of {index.dtype}")
 
 
+def _check_along(x: TensorSpec, dim: int, index: TensorSpec) -> int:
+    """The dimension that positions are in, where they may be."""
+    d = wrap_dim(dim, x.ndim)
+    _check_reached(x.shape[d] if x.ndim else 1, index)
+    return d
+
+
 def _check_reached(size: Size, index: TensorSpec) -> None:
     """Raise IndexError where there is a position, and nothing to stand at. Where there is something, data decide."""
     if layout.is_surely_less(size, 1) and layout.is_surely_less(0, numel(index.shape)):
@@ -70,8 +77,7 @@ def take(x: TensorSpec, index: TensorSpec) -> TensorSpec:
 )
 def scatter(x: TensorSpec, dim: int, index: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     _positions(index, torch.int32, empty=True)
-    d = wrap_dim(dim, x.ndim)
-    _check_reached(x.shape[d] if x.ndim else 1, index)
+    _check_along(x, dim, index)
     source = args[0] if args else kwargs.get("src")
     if isinstance(source, TensorSpec) and source.dtype != x.dtype:
         raise RuntimeError(f"scatter(): Expected self.dtype to be equal to src.dtype, not {x.dtype} and {source.dtype}")
@@ -83,28 +89,25 @@ def scatter(x: TensorSpec, dim: int, index: TensorSpec, *args: Any, **kwargs: An
 )
 def index_copy(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -> TensorSpec:
     _positions(index)
-    d = wrap_dim(dim, x.ndim)
-    _check_reached(x.shape[d] if x.ndim else 1, index)
+    _check_along(x, dim, index)
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.index_add.default")
 def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: Any = 1) -> TensorSpec:
     _positions(index, torch.int32)
-    d = wrap_dim(dim, x.ndim)
+    d = _check_along(x, dim, index)
     if source.ndim != x.ndim and (source.ndim, x.ndim) not in ((0, 1), (1, 0)):
         raise RuntimeError(f"index_add(): self has {x.ndim} dimensions and source {source.ndim}")
     if any(a != b for i, (a, b) in enumerate(zip(x.shape, source.shape, strict=False)) if i != d):
         raise RuntimeError(f"index_add(): source of shape {list(source.shape)} for self of shape {list(x.shape)}")
-    _check_reached(x.shape[d] if x.ndim else 1, index)
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(x: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
     _positions(index)
-    d = wrap_dim(dim, x.ndim)
-    _check_reached(x.shape[d] if x.ndim else 1, index)
+    _check_along(x, dim, index)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -181,14 +184,15 @@ def _check_masks(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> None:
     at = 0
     for i in indices:
         is_mask = i is not None and i.dtype in (torch.bool, torch.uint8)
-        covered = x.shape[at : at + i.ndim] if is_mask else ()  # type: ignore[union-attr]
-        at += i.ndim if is_mask else 1  # type: ignore[union-attr]
-        if at > x.ndim:
+        end = at + (i.ndim if i is not None and is_mask else 1)
+        if end > x.ndim:
             raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
-        if i is not None and not is_mask:
-            _check_reached(x.shape[at - 1], i)
-        if any(a is not b and a != b for a, b in zip(i.shape if is_mask else (), covered, strict=True)):  # type: ignore[union-attr]
-            raise IndexError(f"a mask of sizes {list(i.shape)} over {list(covered)}")  # type: ignore[union-attr]
+        if i is not None and is_mask:
+            if any(a is not b and a != b for a, b in zip(i.shape, x.shape[at:end], strict=True)):
+                raise IndexError(f"a mask of sizes {list(i.shape)} over {list(x.shape[at:end])}")
+        elif i is not None:
+            _check_reached(x.shape[at], i)
+        at = end
 
 
 @meta_rule("aten.index.Tensor", "aten._unsafe_index.Tensor")

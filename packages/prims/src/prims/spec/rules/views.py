@@ -37,15 +37,20 @@ def numel(shape: Sequence[Size]) -> Size:
     return n
 
 
+def _told(size: Size) -> Size:
+    """A size, as its number where it is a negative one, of which -1 stands for another size."""
+    return int(size) if layout.is_surely_less(size, 0) else size
+
+
 def infer_size(shape: Sequence[Size], count: Size) -> tuple[Size, ...]:
     """``shape`` with its one -1 solved for, which may be the value of a symbol too.
 
     Raises:
         RuntimeError: a size is negative, or it has other numbers of elements than ``count``.
     """
-    shape = [-1 if type(s) is not int and s < 0 and s == -1 else s for s in shape]
+    shape = [_told(s) for s in shape]
     for s in shape:
-        if s < 0 and not (type(s) is int and s == -1):
+        if type(s) is int and s < -1:
             raise RuntimeError(f"invalid shape dimension {s}")
     unknown = [i for i, s in enumerate(shape) if type(s) is int and s == -1]
     if not unknown:
@@ -213,11 +218,6 @@ def conj(x: TensorSpec | complex) -> TensorSpec:
 @meta_rule("aten.resolve_neg.default")
 def resolve_neg(x: TensorSpec) -> TensorSpec:
     return x
-
-
-def _told(size: Size) -> Size:
-    """A size, as its number where it is a negative one, of which -1 stands for another size."""
-    return int(size) if layout.is_surely_less(size, 0) else size
 
 
 @meta_rule("aten.expand.default")

@@ -98,7 +98,7 @@ class GraphBuilder:
         #: Whether a call may have written an inference tensor, which counts no writes.
         self.may_write_uncounted = False
         self._by_example: dict[int, TensorValue] = {}
-        #: What tensors were before others took their place.
+        #: Tensors that took the place of others, and those: a new one is not to have the identity of either.
         self._replaced: list[torch.Tensor] = []
         #: The first size of each name that the user gave dimensions.
         self._named_sizes: dict[str, Any] = {}
@@ -473,7 +473,7 @@ class GraphBuilder:
 
     def takes_place(self, later: TensorValue, earlier: TensorValue) -> None:
         """From here on ``earlier``, which the program knows, is what ``later`` has been until now."""
-        self._replaced.append(earlier.example)  # whose identity is to stay its own
+        self._replaced += earlier.example, later.example
         earlier.node, earlier.example = later.node, later.example
         self._by_example[id(later.example)] = earlier
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 
 import pytest
@@ -132,6 +133,16 @@ def twice(x):
     return y.sum()
 
 
+def twice_and_much_behind(x):
+    made = []
+    for at in range(8):
+        y = x.sin()
+        y.register_hook(lambda grad: grad + 1)
+        y.register_hook(lambda grad: grad * 2)
+        made += [y.cos() + at, y.exp(), x.cos() * at]
+    return torch.stack(made).sum(0)
+
+
 def unchanged(x):
     y = x.sin()
     y.register_hook(lambda grad: None)
@@ -187,8 +198,22 @@ def logged_on_input(x):
     return (x * x).sum()
 
 
-ONE_GRAPH = (scaled, clamped_by, twice, unchanged, both_parts, on_input, on_computed_input,
-             removed_from_input, as_a_context_of_a_tensor, with_backward, logged_on_input)  # fmt: skip
+def halved(grad, depth):
+    return grad if depth == 0 else added(grad * 0.5, depth - 1)
+
+
+def added(grad, depth):
+    return grad if depth == 0 else halved(grad + 1, depth - 1)
+
+
+def of_one_another(x):
+    y = x.sin()
+    y.register_hook(lambda grad: halved(grad, 3))
+    return y.sum()
+
+
+ONE_GRAPH = (scaled, clamped_by, twice, twice_and_much_behind, unchanged, both_parts, on_input, on_computed_input,
+             removed_from_input, as_a_context_of_a_tensor, with_backward, logged_on_input, of_one_another)  # fmt: skip
 
 
 def removed(x):
@@ -270,6 +295,20 @@ def test_hooks_on_tensors(capture, program, dtype):
         found, wanted = gradient(compiled, leaf(dtype)), gradient(program, leaf(dtype))
         torch.testing.assert_close(found, wanted)
     assert compiled.report.breaks == [] and len(compiled.report.graphs) == 1
+
+
+def test_many_hooks_while_garbage_is_collected(capture):
+    """A tensor that two hooks leave behind has no identity that another may get."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(2)
+    try:
+        for _ in range(3):
+            compiled = capture(twice_and_much_behind)
+            found, wanted = gradient(compiled, leaf()), gradient(twice_and_much_behind, leaf())
+            torch.testing.assert_close(found, wanted)
+            assert compiled.report.breaks == [] and len(compiled.report.graphs) == 1
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @pytest.mark.parametrize("program", [*IN_PARTS, kept, written_after, input_written_after], ids=lambda fn: fn.__name__)

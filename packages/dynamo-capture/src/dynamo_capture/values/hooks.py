@@ -268,7 +268,7 @@ class _Reading:
     def __init__(self, hook: Value) -> None:
         self._cells: list[tuple[CellValue, Value | None]] = []
         self._tensors: list[tuple[TensorValue, int]] = []
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}  # functions, which it keeps, by identity
         self.stays = self._stays(hook)
 
     def may_change(self, needed: dict[int, Value]) -> bool:
@@ -301,9 +301,10 @@ class _Reading:
         return isinstance(value, (ConstantValue, SymValue))
 
     def _function_stays(self, function: FunctionValue) -> bool:
-        if id(function) in self._seen or is_fixed_file(function.code.co_filename):
+        known: Any = function if function.fn is None else function.fn
+        if id(known) in self._seen or is_fixed_file(function.code.co_filename):
             return True
-        self._seen.add(id(function))
+        self._seen[id(known)] = known
         if function.fn is not None:
             return self._existing_stays(function.fn)
         for cell in function.closure or ():

@@ -572,6 +572,10 @@ class Capture:
         """Which dimensions of an input are symbolic."""
         return self.sizes.dims(str(source), tensor, source.is_module_state is not None)
 
+    def dynamic_strides(self, source: Source, tensor: torch.Tensor) -> dict[int, int]:
+        """Which strides of an input are symbolic, of those that do not follow from its sizes."""
+        return self.sizes.strides(str(source), tensor, source.is_module_state is not None)
+
     # --- guards that are not about one value --------------------------------------------------------------------
 
     def guard_fixed_length(self, container: Any, text: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.sizes import symbol_operands
+from dynamo_capture.sources import strides_of
 from dynamo_capture.stored.log import ACCESSORS, Row, process_state
 from prims.records import record
 from prims.spec import expr as ex
@@ -32,7 +33,7 @@ __all__ = ["Outline", "outline"]
 
 #: An object that a guard reads, by the path to it.
 Place = int
-#: Where a symbol is read: ``("size", place, dim)`` or ``("int", place, 0)``.
+#: Where a symbol is read: ``("size", place, dim)``, ``("stride", place, dim)`` or ``("int", place, 0)``.
 Operand = tuple[str, Place, int]
 
 
@@ -128,6 +129,8 @@ class _Known:
         name = self.names.get((kind, place, dim))
         if name is not None:
             return ex.symbol(name)
+        if kind == "stride":
+            return self.stride(place, dim)
         if kind == "size":
             tensor = self.old.tensors.get((place, False))
             size = None if tensor is None or dim >= len(tensor.sizes) else tensor.sizes[dim]
@@ -266,6 +269,8 @@ class _Reader:
             place = hash((row.method, parent, *map(_token, row.args[1:])))
             if row.method == "call" and row.args[1] in _NUMBERS:
                 self._made[place] = row.args[1], parent
+            elif parent in self._made:  # one of the strides
+                self._made[place] = self._made[parent]
         assert row.result is not None
         self.at[row.result] = place
 
@@ -346,8 +351,8 @@ _ROOTS = frozenset(("local", "closure", "closure_cell", "global_", "globals_dict
 _SIMPLE = frozenset((int, float, bool, str, bytes, type(None)))
 #: Descriptions that are equal where their texts are, and are made anew.
 _OF_VALUE = frozenset((torch.device, torch.finfo, torch.iinfo))
-#: Functions whose results are numbers that a graph takes.
-_NUMBERS: frozenset[Callable[..., Any]] = frozenset((bits_of_float, operator.index))
+#: Functions whose results are numbers that a graph takes, or hold such.
+_NUMBERS: frozenset[Callable[..., Any]] = frozenset((bits_of_float, operator.index, strides_of))
 
 
 def _token(value: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from dynamo_capture.sources import Source
 from prims.errors import UserError
+from prims.spec.abstract import free_strides
 from prims.spec.expr import bits_of_float
 
 __all__ = ["DynamicSizes", "asked_for", "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic",
@@ -179,6 +180,9 @@ class DynamicSizes:
         #: Tensors with a symbolic dimension that may be 1.
         self.of_one: list[Source] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
+        #: Strides that do not follow from the sizes, by dimension: the last ones, and which have changed.
+        self._strides: dict[str, dict[int, int]] = {}
+        self._changed_strides: dict[str, set[int]] = {}
         self._changed: dict[str, set[int]] = {}
         self._ones: dict[str, set[int]] = {}
         self._ints: dict[str, int] = {}
@@ -186,6 +190,7 @@ class DynamicSizes:
         self._floats: dict[str, int] = {}
         self._changed_floats: set[str] = set()
         self._now_shapes: dict[str, tuple[int, ...]] = {}
+        self._now_strides: dict[str, dict[int, int]] = {}
         self._now_ints: dict[str, int] = {}
         self._now_floats: dict[str, int] = {}
         self._sharing: dict[str, str] = {}
@@ -201,6 +206,7 @@ class DynamicSizes:
         self.low_tensors = set()
         self.of_one = []
         self._now_shapes = {}
+        self._now_strides = {}
         self._now_ints = {}
         self._now_floats = {}
         self._now_sharing = {}
@@ -209,6 +215,8 @@ class DynamicSizes:
     def commit(self) -> None:
         """The capture is done: what it saw is what the next one compares with."""
         self._shapes.update(self._now_shapes)
+        for source, strides in self._now_strides.items():
+            self._strides.setdefault(source, {}).update(strides)
         self._ints.update(self._now_ints)
         self._floats.update(self._now_floats)
         self._sharing.update(self._now_sharing)
@@ -218,6 +226,8 @@ class DynamicSizes:
         return {
             "shapes": {source: list(shape) for source, shape in self._shapes.items()},
             "changed": {source: sorted(dims) for source, dims in self._changed.items() if dims},
+            "strides": {source: list(strides.items()) for source, strides in self._strides.items()},
+            "changed_strides": {source: sorted(dims) for source, dims in self._changed_strides.items()},
             "ints": self._ints, "changed_ints": sorted(self._changed_ints),
             "floats": self._floats, "changed_floats": sorted(self._changed_floats),
             "sharing": self._sharing, "ones": {source: sorted(dims) for source, dims in self._ones.items()},
@@ -234,12 +244,15 @@ class DynamicSizes:
         """
         for source, dims in known["changed"].items():
             self._changed.setdefault(source, set()).update(dims)
+        for source, dims in known["changed_strides"].items():
+            self._changed_strides.setdefault(source, set()).update(dims)
         self._changed_ints |= set(known["changed_ints"])
         self._changed_floats |= set(known["changed_floats"])
         for source, dims in known["ones"].items():
             self._ones.setdefault(source, set()).update(dims)
         if same:
             self._shapes |= {source: tuple(shape) for source, shape in known["shapes"].items()}
+            self._strides |= {source: dict(strides) for source, strides in known["strides"].items()}
             self._ints |= known["ints"]
             self._floats |= known["floats"]
             self._sharing |= known["sharing"]
@@ -281,6 +294,25 @@ class DynamicSizes:
             for d in sorted(marked - static)
             if d < len(shape) and (shape[d] > 1 or (shape[d] == 1 and d in may_be_one and one_is_like_others))
         }
+
+    def strides(self, source: str, tensor: torch.Tensor, is_module_state: bool) -> dict[int, int]:
+        """The strides of a tensor input that are symbolic: those that no sizes tell, once they have changed."""
+        free = free_strides(tuple(tensor.shape), tensor.stride())
+        source = f"{source}, {tensor.dim()}-d"
+        self._now_strides[source] = free
+        if self.dynamic is False or is_module_state:
+            return {}
+        if tensor.__dict__:
+            fixed = _marks(tensor, _STATIC_MARK, _TORCH_STATIC)
+            free = {dim: stride for dim, stride in free.items() if dim not in fixed}
+        if self.dynamic:
+            return free
+        before = self._strides.get(source, {})
+        changed = {dim for dim, stride in free.items() if before.get(dim, stride) != stride}
+        if changed:
+            self._changed_strides.setdefault(source, set()).update(changed)
+        changed = self._changed_strides.get(source, changed)
+        return {dim: stride for dim, stride in free.items() if dim in changed}
 
     def lowest(self, source: str, tensor: torch.Tensor, dynamic: Any) -> int:
         """The least size that the guard of a tensor lets pass where a size is symbolic: 2, or what was said of one."""

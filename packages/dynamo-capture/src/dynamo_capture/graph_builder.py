@@ -24,7 +24,7 @@ from dynamo_capture.custom_ops import check_custom, is_changed, mark_written
 from dynamo_capture.dynamic import said_of
 from dynamo_capture.interpreter.catching import is_refused, may_be_caught, may_be_met
 from dynamo_capture.repeated import key_of, made_alone
-from dynamo_capture.sources import Source
+from dynamo_capture.sources import Source, stride_source
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
@@ -128,13 +128,21 @@ class GraphBuilder:
         self._last_placeholder = node
         return node
 
-    def tensor_input(self, source: Source, real: torch.Tensor, dynamic: dict[int, int]) -> TensorValue:
+    def tensor_input(
+        self, source: Source, real: torch.Tensor, dynamic: dict[int, int], strides: dict[int, int]
+    ) -> TensorValue:
         """A tensor of the frame as a graph input.
 
         Args:
             dynamic: dimensions to make symbolic, each with its least size.
+            strides: those to make symbolic; each is a graph input of its own, before the tensor.
         """
-        example = abstract(real, self.ctx, self._as_said(source, real, dynamic), source=str(source))
+        free = {
+            dim: self.size_input(stride_source(source, dim), stride, 2 if real.shape[dim] > 1 else 0).example.node
+            for dim, stride in strides.items()
+        }
+        sizes = self._as_said(source, real, dynamic)
+        example = abstract(real, self.ctx, sizes, source=str(source), dynamic_strides=free)
         node = self._placeholder(source)
         node.meta["spec"] = example.spec
         value = TensorValue(node, example, source, real)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.dynamic import asked_for
 from dynamo_capture.float_guards import guard_floats, guard_sizes
 from dynamo_capture.guards import Guard
+from dynamo_capture.sources import strided
 from dynamo_capture.values.tensor import TensorValue
 from prims.spec.expr import Expr, bits_of_float
 from prims.spec.ranges import interval
@@ -100,7 +101,7 @@ def add_size_guards(tx: Capture) -> None:
     for info in tx.symbols:
         operand = operands.get(info.name)
         if operand is not None and info.min > (1 if operand[1] in of_one else -(2**63)):
-            if operand[0] == "int" or operand[1] in of_one:  # the guards of other tensors check the least size
+            if operand[0] != "size" or operand[1] in of_one:  # the guards of other tensors check the least size
                 programs.append([operand, info.min, ">="])
     programs.extend(_least(tx, operands))
     programs.extend(_equal(tx, operands))
@@ -171,7 +172,9 @@ def symbol_operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
                 if not isinstance(size, int) and size.expr.is_symbol:
                     found.setdefault(size.expr.symbol_name, ("size", node, dim))
         else:
-            found.setdefault(inp.node.meta["spec"].expr.symbol_name, ("int", node))
+            tensor = strided(inp.source)
+            operand = ("int", node) if tensor is None else ("stride", tensor.node(tree), inp.source.key)
+            found.setdefault(inp.node.meta["spec"].expr.symbol_name, operand)
     return found
 
 

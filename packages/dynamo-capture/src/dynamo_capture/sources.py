@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["Source", "identifier"]
+__all__ = ["Source", "identifier", "stride_source", "strided", "strides_of"]
 
 _FORMATS = {
     "attr": "{0}.{1}",
@@ -146,6 +146,22 @@ class Source:
             return f"{self.base.graph_name().rstrip('_')}{self.key[0]}_{identifier(self.key[1])}"
         key = self.key.__name__ if self.kind == "call" else str(_name_of_tensor(self.key) or self.key)
         return f"{self.base.graph_name().rstrip('_')}_{identifier(key)}"
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Runs when guards are evaluated and in the emitted code."""
+    return torch.Tensor.stride(tensor)
+
+
+def stride_source(tensor: Source, dim: int) -> Source:
+    """A stride of a tensor, as a number of the frame."""
+    return Source("item", Source("call", tensor, strides_of), dim)
+
+
+def strided(source: Source) -> Source | None:
+    """The tensor whose stride a source of :func:`stride_source` is; None for another source."""
+    base = source.base
+    return base.base if source.kind == "item" and base is not None and base.key is strides_of else None
 
 
 class _TensorName(str):

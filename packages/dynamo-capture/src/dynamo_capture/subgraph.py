@@ -74,8 +74,8 @@ class SubgraphBuilder(GraphBuilder):
     def input_list(self) -> list[GraphInput]:
         return self.outer.input_list()
 
-    def tensor_input(self, source: Any, real: torch.Tensor, dynamic: Any) -> TensorValue:
-        return self.outer.tensor_input(source, real, dynamic)
+    def tensor_input(self, source: Any, real: torch.Tensor, dynamic: Any, strides: Any) -> TensorValue:
+        return self.outer.tensor_input(source, real, dynamic, strides)
 
     def size_input(self, source: Any, real: int, low: int) -> SymValue:
         return self.outer.size_input(source, real, low)

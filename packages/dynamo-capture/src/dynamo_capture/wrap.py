@@ -164,9 +164,9 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     if has_names(obj):
         raise _refused(obj, source, f"a tensor with named dimensions ({source})")
     source = source or Source("constant", None, (obj,))
-    dynamic = tx.dynamic_dims(source, obj)
+    dynamic, free = tx.dynamic_dims(source, obj), tx.dynamic_strides(source, obj)
     try:
-        value = tx.graph.tensor_input(source, obj, dynamic)
+        value = tx.graph.tensor_input(source, obj, dynamic, free)
     except Unsupported as error:
         raise _refused(obj, source, str(error)) from None
     sizes = [None if not isinstance(s, int) else s for s in value.example.spec.shape]
@@ -174,7 +174,7 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     lowest = tx.sizes.lowest(str(source), obj, dynamic)
     least = min(lowest, min(dynamic.values(), default=2))
     # A dimension of one is contiguous whatever its stride is.
-    if any(s is None for s in sizes) and (lowest < 2 or not obj.is_contiguous()):
+    if free or any(s is None for s in sizes) and (lowest < 2 or not obj.is_contiguous()):
         known = value.example.spec.strides
         strides = [s if isinstance(s, int) else None for s in known]
         tx.guard_symbolic_strides(source, {d: s for d, s in enumerate(known) if not isinstance(s, int)})

@@ -132,6 +132,8 @@ class Apart:
     Args:
         gather: ``gather(call, tangents)`` gives what the backward graph takes.
         backward: the compiled backward pass.
+        leave: where other results may be differentiated after some, ``leave(call, saved, tangents)`` keeps what these
+            need; ``gather`` then leaves what it has read as ``call.found``.
 
     Attributes:
         enter: by gate, what makes it: takes what is shared and its inputs.
@@ -140,12 +142,14 @@ class Apart:
     """
 
     def __init__(
-        self, plan: TrainingPlan, gather: Callable[..., list[Any]], backward: Callable[..., Any], again: RunAgain
-    ) -> None:
+        self, plan: TrainingPlan, gather: Callable[..., list[Any]], backward: Callable[..., Any], again: RunAgain,
+        leave: Callable[..., None] | None,
+    ) -> None:  # fmt: skip
         self._plan = plan
         self._gather = gather
         self._backward = backward
         self._again = again
+        self._leave = leave
         places = {k: j for j, gate in enumerate(plan.gates) for k in gate}
         self.gate_of = tuple(places[k] for k in range(len(plan.entering)))
         self.enter = [apply_of(self._gate(j)) for j in range(len(plan.gates))]
@@ -190,6 +194,9 @@ class Apart:
         if state.is_whole:
             state.tangents = {}
             if call is not None:
+                if self._leave is not None:
+                    self._leave(call, call.found, tangents)
+                    call.found = None
                 # Unless the graph is retained, the box is now the only owner of what was saved.
                 call.maybe_clear_saved_tensors()
         if call is not None and self._again.hands_to_inputs:

@@ -21,6 +21,7 @@ from aot_autograd.runtime.planning_again import plan_again
 from aot_autograd.runtime.planning_apart import Ways, ways_of
 from aot_autograd.runtime.plans import Emitted, TrainingPlan
 from aot_autograd.runtime.refusing import standing_in
+from aot_autograd.runtime.rests import needed_for
 from aot_autograd.trace.outcome import Joint, symbols_of_results, unbacked_of_results
 from aot_autograd.trace.saves import Place
 from prims.ir.symbols import symbols_in
@@ -44,6 +45,7 @@ def plan_training(
     slots = _slots(joint, partition)
     ways = ways_of(joint, partition)
     checked = checked_late(joint, {desc.source for desc in partition.backward.inputs if desc.kind != "tangent"})
+    needing = tuple(checked.get(slot, frozenset()).union(joint.saved_by_eager.get(slot, ())) for slot in slots)
     return TrainingPlan(
         run=_run(joint, partition, ways, eager, options, report),
         forward=_forward(joint, partition),
@@ -55,13 +57,25 @@ def plan_training(
         others=tuple(k for k, i in enumerate(entering) if inputs[i].kind != "parameter"),
         parameters=tuple(inputs[i].kind == "parameter" for i in partition.gradients),
         saved=partition.saved,
-        needing=tuple(checked.get(slot, frozenset()).union(joint.saved_by_eager.get(slot, ())) for slot in slots),
+        needing=needing,
         linked=_linked(joint, partition),
+        sharing=joint.sharing if _leaves_rests(joint) else (),
+        needed=_needed(partition, needing) if _leaves_rests(joint) else (),
         gates=ways.gates if ways is not None else (),
         parts=ways.parts if ways is not None else (),
         forward_apart=_forward(joint, partition, apart=True) if ways is not None else None,
         gather=_gather(joint, partition) if ways is not None else None,
     )
+
+
+def _leaves_rests(joint: Joint) -> bool:
+    """Whether some results can be differentiated one after another, as in eager (:mod:`.rests`)."""
+    return any(len(sharing) < len(joint.tangents) for sharing in joint.sharing)
+
+
+def _needed(partition: Partition, needing: tuple[frozenset[int], ...]) -> tuple[frozenset[int], ...]:
+    computed = needed_for(partition)
+    return tuple(by | (computed[n] if n < len(computed) else by) for n, by in enumerate(needing))
 
 
 def _run(
@@ -401,6 +415,8 @@ def _collect(joint: Joint, partition: Partition) -> Emitted:
     source.line(f"gate.box = {box}")
     source.globals["keep_box"] = keep_box
     source.line("keep_box(gate)")
+    if _leaves_rests(joint):
+        source.line(f"leave(ctx, saved, ({', '.join(names)},))")
     source.line("del saved")
     # Unless the graph is retained, the box is now the only owner of what was saved.
     source.line("ctx.maybe_clear_saved_tensors()")
@@ -426,11 +442,14 @@ def _emit_box(source: Source, joint: Joint, partition: Partition, places: list[i
     sizes = "*ctx.sizes, " if partition.sizes else ""
     beside = _kept_results(joint, partition) or _watched_inputs(joint, partition)
     some = f"[:{len(partition.saved)}]" if beside else ""
+    tangents = f"({', '.join(names)},)"
+    lines = ["saved = ctx.saved_tensors"]
     if _may_be_written(joint):
-        source.line("try: saved = ctx.saved_tensors")
-        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)},), error)")
-    else:
-        source.line("saved = ctx.saved_tensors")
+        handler = f"except RuntimeError as error: saved = saved_unless_written(ctx, {tangents}, error)"
+        lines = [f"try: {lines[0]}", handler]
+    if _leaves_rests(joint):
+        lines = [f"saved = rest_of(ctx, {tangents})", "if saved is None:", *(f"    {line}" for line in lines)]
+    source.lines += lines
     return names, f"[*saved{some}, {sizes}{', '.join(names)}]"
 
 
@@ -443,6 +462,8 @@ def _gather(joint: Joint, partition: Partition) -> Emitted:
     """Put what the backward graph takes into a box, where the results have several nodes."""
     source = Source()
     _, box = _emit_box(source, joint, partition, list(range(len(joint.tangents))))
+    if _leaves_rests(joint):
+        source.line("ctx.found = saved")
     source.line(f"return {box}")
     return _emitted(source, "gather(ctx, tangents)")
 

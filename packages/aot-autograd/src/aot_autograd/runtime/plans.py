@@ -93,6 +93,8 @@ class TrainingPlan:
         parameters: by gradient, whether it is a parameter's.
         saved: where each saved value is found: ``("input" | "output", index)``.
         needing: by saved tensor, the tangents whose backward pass reads it in eager.
+        sharing: by tangent, those whose pass frees something that its own needs; empty where each frees all.
+        needed: then, by saved tensor, the tangents that it is needed for.
         linked: the tangents whose results are kept for their links; None where there are no links.
         gates: where inputs with a history may go through several gates: by gate, their places in ``entering``.
         parts: which tangents' results lead to which of these gates (:mod:`aot_autograd.runtime.apart`).
@@ -112,6 +114,8 @@ class TrainingPlan:
     saved: tuple[tuple[str, int], ...]
     needing: tuple[frozenset[int], ...]
     linked: frozenset[int] | None
+    sharing: tuple[frozenset[int], ...] = ()
+    needed: tuple[frozenset[int], ...] = ()
     gates: tuple[tuple[int, ...], ...] = ()
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     forward_apart: Emitted | None = None
@@ -158,7 +162,7 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "under": _all(tuple, _INTS), "views": _INTS, "bases": _INTS, "at_once": _is_bool, "obstacle": _or_none(_is_text),
     "device": _is_device, "entering": _INTS, "others": _INTS, "parameters": _all(tuple, _is_bool),
     "needing": _all(tuple, _SET), "linked": _or_none(_SET), "gates": _all(tuple, _INTS),
-    "parts": _all(tuple, _row(_INTS, _INTS)),
+    "parts": _all(tuple, _row(_INTS, _INTS)), "sharing": _all(tuple, _SET), "needed": _all(tuple, _SET),
 }  # fmt: skip
 _SAVED = _all(tuple, _row(lambda value: value in ("input", "output"), _is_int))
 

@@ -24,6 +24,7 @@ from aot_autograd.runtime.handing import Buckets
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.nested import make_link, nowhere
 from aot_autograd.runtime.plans import AgainPlan, Emitted, TrainingPlan, checked
+from aot_autograd.runtime.rests import Rests
 from aot_autograd.runtime.stored import StoredProgram, check_version, names_from, names_of, text_of
 from prims.artefact import Artefact, NotPortable, child_of, restore
 from prims.coding import decoded, encoded
@@ -121,8 +122,7 @@ def _make_function(
 ) -> type[torch.autograd.Function]:
     """The function that runs the forward graph."""
     forward = _function(plan.forward, {"compiled": compiled, "keep": again.keep})
-    reading = _saved_unless_written(plan.needing)
-    parts = {"own_results": again.own_results, "has_changed": again.has_changed, "saved_unless_written": reading}
+    parts = {"own_results": again.own_results, "has_changed": again.has_changed, **_reading(plan)}
     back = _function(plan.collect, parts)
     methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
     return type("CompiledFunction", (torch.autograd.Function,), methods)
@@ -133,9 +133,9 @@ def _apart(
 ) -> dict[str, Any]:
     """What a call is made of whose inputs go through several gates."""
     assert plan.forward_apart is not None and plan.gather is not None
-    reading = _saved_unless_written(plan.needing)
-    gather = _function(plan.gather, {"saved_unless_written": reading})
-    nodes = again.apart = Apart(plan, gather, backward, again)
+    reading = _reading(plan)
+    gather = _function(plan.gather, reading)
+    nodes = again.apart = Apart(plan, gather, backward, again, reading.get("leave"))
     forward = _function(plan.forward_apart, {"compiled": compiled, "keep": again.keep})
     methods = {"forward": staticmethod(forward)}
     holder = type("CompiledSaved", (torch.autograd.Function,), methods)
@@ -156,6 +156,15 @@ def _make_gate(plan: TrainingPlan, backward: LazyBackward, again: RunAgain) -> t
     back = _function(plan.give, {"run_backward": backward, "run_again": again.gradients})
     methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
     return type("CompiledInputs", (torch.autograd.Function,), methods)
+
+
+def _reading(plan: TrainingPlan) -> dict[str, Any]:
+    """What reads the saved tensors in a backward pass, for the functions that do so."""
+    found: dict[str, Any] = {"saved_unless_written": _saved_unless_written(plan.needing)}
+    if plan.sharing:
+        rests = Rests(plan.sharing, plan.needed, plan.needing)
+        found |= {"rest_of": rests.of, "leave": rests.leave}
+    return found
 
 
 def _saved_unless_written(

@@ -19,7 +19,7 @@ from aot_autograd.autocast import differentiate, differentiating
 from aot_autograd.structure import flatten
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
-from aot_autograd.trace.saves import Place, nodes_behind, read_late, saved_by_eager
+from aot_autograd.trace.saves import Place, names_of_saved, nodes_behind, read_late, saved_by_eager
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.unused import check_unused, tie
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
@@ -122,6 +122,7 @@ class Joint:
             behind the positions of the tangents those of ``views``.
         views: leaves of the result that are views, and of which a tangent's output is computed.
         reached: by tangent, the inputs to which eager's autograd graph leads from its output.
+        sharing: by tangent, those in whose backward pass eager frees something that its own needs.
         late: the inputs that custom backwards keep themselves, and read as they are when they run.
         still: what tells in a backward pass whether all is as it was that the custom backwards in the graph rest on.
     """
@@ -134,6 +135,7 @@ class Joint:
     under: tuple[tuple[int, ...], ...] = ()
     views: tuple[int, ...] = ()
     reached: tuple[frozenset[int], ...] = ()
+    sharing: tuple[frozenset[int], ...] = ()
     late: frozenset[int] = frozenset()
     still: tuple[Callable[[], bool], ...] = ()
 
@@ -562,7 +564,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     before = len(tracer.inputs)
     saves = saved_by_eager(outcome, tangents)
     under, views = _dependences(outcome, tangents)
-    reached = _reached(outcome, tangents)
+    reached, sharing = _reached(outcome, tangents), _sharing(outcome, tangents)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     custom = [n for n in nodes_behind([outcome.tensors[i].grad_fn for i in tangents]) if _is_custom(n)]
     tracer.backward = True
@@ -588,7 +590,7 @@ def finish_joint(outcome: Outcome) -> Joint:
         results.append(node)
         descs.append(OutputDesc("gradient", node.meta["spec"], name))
     envelope, still = _envelope(outcome, results, descs), _rests_on(custom)
-    return Joint(envelope, outcome, tangents, wanted, saves, under, views, reached, late, still)
+    return Joint(envelope, outcome, tangents, wanted, saves, under, views, reached, sharing, late, still)
 
 
 def _reached(outcome: Outcome, tangents: list[int]) -> tuple[frozenset[int], ...]:
@@ -599,6 +601,20 @@ def _reached(outcome: Outcome, tangents: list[int]) -> tuple[frozenset[int], ...
         ends = (getattr(node, "variable", None) for node in nodes_behind([outcome.tensors[i].grad_fn]))
         found.append(frozenset(places[id(end)] for end in ends if id(end) in places))
     return tuple(found)
+
+
+def _sharing(outcome: Outcome, tangents: list[int]) -> tuple[frozenset[int], ...]:
+    """``Joint.sharing``; empty where there is one result, which is always the same's."""
+    if len(tangents) < 2:
+        return ()
+    by_node: dict[Any, set[int]] = {}
+    for k, i in enumerate(tangents):
+        for node in nodes_behind([outcome.tensors[i].grad_fn]):
+            kind: Any = type(node)
+            if names_of_saved(kind) or _is_custom(node):
+                by_node.setdefault(node, set()).add(k)
+    groups = set(map(frozenset, by_node.values()))
+    return tuple(frozenset().union(*(group for group in groups if k in group)) for k in range(len(tangents)))
 
 
 def _rests_on(nodes: list[Any]) -> tuple[Callable[[], bool], ...]:

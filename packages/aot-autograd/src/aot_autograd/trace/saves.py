@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aot_autograd.trace.outcome import Outcome
     from aot_autograd.trace.tracer import Tracer
 
-__all__ = ["Place", "is_late", "nodes_behind", "read_late", "saved_by_eager"]
+__all__ = ["Place", "is_late", "names_of_saved", "nodes_behind", "read_late", "saved_by_eager"]
 
 #: Memory that is the user's: ``("input" | "output", index)``.
 Place = tuple[str, int]
@@ -96,7 +96,7 @@ def is_late(node: Any) -> bool:
 def _places_saved(node: Any, places: dict[int, list[Place]], edges: dict[Any, Place]) -> set[Place]:
     found: set[Place] = set()
     kind: Any = type(node)
-    for name in _names_of_saved(kind):
+    for name in names_of_saved(kind):
         value = getattr(node, name)
         for saved in value if isinstance(value, (list, tuple)) else (value,):
             one = saved.data
@@ -114,7 +114,7 @@ def _places_saved(node: Any, places: dict[int, list[Place]], edges: dict[Any, Pl
 
 
 @functools.cache
-def _names_of_saved(node: type) -> tuple[str, ...]:
+def names_of_saved(node: type) -> tuple[str, ...]:
     """The attributes by which a class of autograd nodes shows what it saves, as it holds it: unpacked, a node's own
     result is a new tensor, and making that imports PyTorch's distributed tensors, symbolic shapes and sympy (0.3 s)."""
     return tuple(name for name in dir(node) if name.startswith("_raw_saved_"))

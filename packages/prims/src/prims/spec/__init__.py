@@ -1,6 +1,6 @@
 """Abstract tensors, symbolic sizes and metadata rules."""
 
-from prims.spec.abstract import abstract_spec
+from prims.spec.abstract import abstract_spec, free_strides
 from prims.spec.calls import OF_PLAIN_TENSORS, SymbolicCalls
 from prims.spec.infer import has_rule, infer, meta_rule
 from prims.spec.layout import contiguous_strides, is_channels_last_contiguous, is_contiguous, is_dense
@@ -39,6 +39,7 @@ __all__ = [
     "abstract_spec",
     "contiguous_strides",
     "dispatch",
+    "free_strides",
     "from_torch",
     "has_rule",
     "infer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -351,7 +352,10 @@ class _History(torch.autograd.Function):
 HISTORY_NODE: type = _History._backward_cls  # type: ignore[attr-defined]
 
 
-def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = "") -> AbstractTensor:
+def abstract(
+    tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = "",
+    dynamic_strides: Any = types.MappingProxyType({}),
+) -> AbstractTensor:  # fmt: skip
     """The abstract twin of a tensor: same metadata, requires_grad, leafness and Parameter-ness.
 
     Args:
@@ -360,13 +364,14 @@ def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), sour
         dynamic_dims: dimensions that get a new symbol each (a mapping gives the ``int | Sym`` to use). Strides of
             a dense tensor follow from the sizes; other strides stay static.
         source: where the tensor comes from, for the symbols' records.
+        dynamic_strides: symbols for strides that do not follow from the sizes, by dimension.
     """
     from prims.spec.abstract import abstract_spec
 
     if torch.is_inference_mode_enabled() and not tensor.is_inference():
         with torch.inference_mode(False):  # a normal tensor counts its versions there, too
-            return abstract(tensor, ctx, dynamic_dims, source)
-    spec = abstract_spec(tensor, ctx, dynamic_dims, source)
+            return abstract(tensor, ctx, dynamic_dims, source, dynamic_strides)
+    spec = abstract_spec(tensor, ctx, dynamic_dims, source, dynamic_strides)
     requires_grad = tensor.requires_grad
     out = make(spec, requires_grad)
     if requires_grad and not tensor.is_leaf:

@@ -37,6 +37,8 @@ __all__ = ["AttachBackward", "Hooked"]
 
 #: Backwards that tell absent gradients from zeros are captured for each set of them, up to this many results.
 _MAX_RESULTS = 3
+#: Derivatives of which a backward captures those of the functions that it calls; it may call the one it belongs to.
+_MOST_DERIVATIVES = 3
 
 
 class AttachBackward:
@@ -216,7 +218,9 @@ def _apply(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if getattr(function, "clear_saved_tensors_on_access", False) or getattr(function, "boxed_grads_call", False):
         raise GraphBreak("QB12", f"{cls.describe()} asks for another way of calling its backward")
     context = _ContextValue(function)
-    needed = [isinstance(v, TensorValue) and v.example.requires_grad for v in inputs]
+    # The backward of another function runs with gradients or without, as its gradients are differentiated or not.
+    behind = _behind(tx)
+    needed = [isinstance(v, TensorValue) and _may_need(v.example, behind) for v in inputs]
     context.attrs["needs_input_grad"] = TupleValue([ConstantValue(flag) for flag in needed])
     enabled = torch.is_grad_enabled()
     setter = torch._C._set_grad_enabled
@@ -225,11 +229,32 @@ def _apply(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         result = _forward(tx, cls, context, inputs)
     finally:
         set_mode(tx, setter, [enabled])
-    if enabled and any(needed):
-        return _tracked(tx, cls, context, inputs, result)
+        if behind is not None:
+            del tx.modes[(setter,)]
+    if (enabled or behind is not None) and any(needed):
+        return _tracked(tx, cls, context, inputs, needed, result)
     if isinstance(result, TensorValue) and any(result is v for v in inputs):
         return tx.graph_call("view_as", [result, result], {}, method=True)
     return result
+
+
+def _behind(tx: Capture) -> _BackwardCapture | None:
+    """The captured backward that is being run, whose gradient mode its caller sets: not where it sets one itself, nor in
+    the forward of a function that it calls, nor deeper than somebody may differentiate."""
+    at: Any = tx.graph
+    capture = at.backward if isinstance(at, _BackwardBuilder) else None
+    if capture is None or (torch._C._set_grad_enabled,) in tx.modes:
+        return None
+    if capture.depth < _MOST_DERIVATIVES:
+        return capture  # type: ignore[no-any-return]
+    capture.differentiable = False
+    return None
+
+
+def _may_need(example: Any, behind: _BackwardCapture | None) -> bool:
+    if behind is None:
+        return example.requires_grad  # type: ignore[no-any-return]
+    return example.is_floating_point() or example.is_complex()  # type: ignore[no-any-return]
 
 
 def _bound(tx: Capture, function: type, inputs: list[Value], kwargs: dict[str, Value]) -> list[Value]:
@@ -255,7 +280,9 @@ def _forward(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value
     return result
 
 
-def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value], result: Value) -> Value:
+def _tracked(
+    tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value], needed: list[bool], result: Value
+) -> Value:
     """The results with the user's backward attached."""
     if context.attrs.get("dirty_tensors") is not None:
         raise GraphBreak("QB12", f"{cls.describe()} marks tensors as dirty")
@@ -273,7 +300,7 @@ def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value
     if len(plain) == len(outs) and not any(out is v for out in outs for v in inputs):
         return result
     materialize = context.attrs.get("materialize_grads")
-    backward = _BackwardCapture(tx, cls, context, inputs, outs)
+    backward = _BackwardCapture(tx, cls, context, inputs, needed, outs)
     flags = _flag_sets(cls, len(outs), plain, materialize is None or materialize.realize().truth(tx))
     graphs = {present: backward.capture(present, places, len(items)) for present in flags}
     own = backward.own(places, len(items))
@@ -319,6 +346,14 @@ def _tensors(context: _ContextValue, name: str) -> list[TensorValue]:
     return [v for v in items if isinstance(v, TensorValue)]
 
 
+class _BackwardBuilder(SubgraphBuilder):
+    """Builds the graph of a backward."""
+
+    def __init__(self, tx: Capture, outer: Any, backward: _BackwardCapture) -> None:
+        super().__init__(tx, outer)
+        self.backward = backward
+
+
 class _BackwardCapture:
     """Captures one function's backward, and collects what it reads of the graph around it.
 
@@ -326,16 +361,21 @@ class _BackwardCapture:
         others: the tensors and sizes read that are neither inputs nor results of the function.
         reads: what it reads that may be another when it runs.
         differentiable: the backward leaves the gradient mode alone.
+        depth: which derivative of the program it is a part of.
     """
 
     def __init__(
-        self, tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value], outs: list[TensorValue]
-    ) -> None:
+        self, tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value], needed: list[bool],
+        outs: list[TensorValue],
+    ) -> None:  # fmt: skip
         self.tx = tx
         self.cls = cls
         self.context = context
         self.inputs = inputs
+        self.needed = needed
         self.outs = outs
+        around: Any = tx.graph
+        self.depth: int = around.backward.depth + 1 if isinstance(around, _BackwardBuilder) else 1
         self.others: list[Value] = []
         self.differentiable = True
         # What hooks read has been looked at, where they were set.
@@ -379,7 +419,7 @@ class _BackwardCapture:
         """
         tx = self.tx
         outer, effects, modes, reads = tx.graph, tx.side, dict(tx.modes), tx.later
-        builder = tx.graph = SubgraphBuilder(tx, outer)
+        builder = tx.graph = _BackwardBuilder(tx, outer, self)
         side = tx.side = InnerEffects(effects)
         mode = (torch._C._set_grad_enabled, torch.is_grad_enabled())
         autocast = [(d, torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
@@ -431,9 +471,8 @@ class _BackwardCapture:
         items = [v.realize() for v in result.items] if isinstance(result, TupleValue) else [result]
         wrong = len(items) < len(self.inputs) or any(not _is_none(v) for v in items[len(self.inputs) :])
         found: list[Value] = []
-        for given, item in zip(self.inputs, items, strict=False):
+        for given, wanted, item in zip(self.inputs, self.needed, items, strict=False):
             wrong = wrong or not (_is_none(item) or (isinstance(item, TensorValue) and isinstance(given, TensorValue)))
-            wanted = isinstance(given, TensorValue) and given.example.requires_grad
             found.append(item if wanted else ConstantValue(None))
         if wrong:
             raise GraphBreak("QB12", f"the backward of {self.cls.describe()} returns other than a gradient per input")

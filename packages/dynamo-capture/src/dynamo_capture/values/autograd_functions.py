@@ -239,8 +239,8 @@ def _apply(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _behind(tx: Capture) -> _BackwardCapture | None:
-    """The captured backward that is being run, whose gradient mode its caller sets: not where it sets one itself, nor in
-    the forward of a function that it calls, nor deeper than somebody may differentiate."""
+    """The captured backward that is being run, whose gradient mode its caller sets: not where it sets one itself, nor
+    in the forward of a function that it calls, nor deeper than somebody may differentiate."""
     at: Any = tx.graph
     capture = at.backward if isinstance(at, _BackwardBuilder) else None
     if capture is None or (torch._C._set_grad_enabled,) in tx.modes:

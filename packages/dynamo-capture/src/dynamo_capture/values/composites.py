@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 __all__ = [
     "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "batch_norm_at_a_rate", "body_of", "corrcoef", "cov", "cross_entropy",
-    "index_fill", "nll_loss", "of_float", "of_floats",
+    "index_fill", "nll_loss", "of_number", "of_numbers",
 ]  # fmt: skip
 
 
@@ -50,16 +50,20 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     return torch.where(chosen, value.to(input.dtype), input)
 
 
-def of_float(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
-    """A tensor of a symbolic float, of which ``torch.tensor`` would take the value that it has in this call."""
-    if dtype is not None and not dtype.is_floating_point:
-        return torch.full((), data, device=device).to(dtype)
-    return torch.full((), data, dtype=torch.get_default_dtype() if dtype is None else dtype, device=device)
+def of_number(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """A tensor of a symbolic number, of which ``torch.tensor`` would take the value that it has in this call."""
+    if isinstance(data, float):
+        if dtype is not None and not dtype.is_floating_point:
+            return torch.full((), data, device=device).to(dtype)
+        return torch.full((), data, dtype=torch.get_default_dtype() if dtype is None else dtype, device=device)
+    return torch.full((), data, dtype=torch.int64 if dtype is None else dtype, device=device)
 
 
-def of_floats(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
-    """A tensor of a list or tuple of numbers, of which some are symbolic floats."""
-    return torch.stack([of_float(number, dtype=dtype, device=device) for number in data])
+def of_numbers(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """A tensor of a list or tuple of numbers, of which some are symbolic."""
+    if dtype is None:
+        dtype = torch.get_default_dtype() if any(isinstance(number, float) for number in data) else torch.int64
+    return torch.stack([of_number(number, dtype=dtype, device=device) for number in data])
 
 
 def batch_norm_at_a_rate(

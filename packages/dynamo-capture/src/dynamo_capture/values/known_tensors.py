@@ -20,6 +20,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue
 from dynamo_capture.values.int_tensors import replaced
 from dynamo_capture.values.tensor import TensorValue
+from prims.spec import Sym
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -44,9 +45,12 @@ def integer_of(tensor: torch.Tensor) -> int | bool:
 def known_tensor(tx: Capture, tensor: TensorValue) -> torch.Tensor | None:
     """The values of a tensor, or None where only the call tells."""
     try:
-        return _Computing(tx).value(tensor.node)
+        computing = _Computing(tx)
+        found = computing.value(tensor.node)
     except _NotKnown:
         return None
+    computing.fix_sizes()
+    return found  # type: ignore[no-any-return]
 
 
 def computed_of_known(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], method: bool) -> Value | None:
@@ -60,6 +64,7 @@ def computed_of_known(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str,
         return None
     if computing.has_history and type(result) not in (bool, int, float, complex):
         return None
+    computing.fix_sizes()
     return _as_value(tx, result)
 
 
@@ -110,6 +115,7 @@ class _Computing:
         self.tx = tx
         self.values: dict[torch.fx.Node, Any] = {}
         self.has_history = False
+        self._sizes: list[Sym] = []
         autocast = any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
         if not tx.graph.is_outermost or tx.levels or autocast or tx.graph.may_write_uncounted:
             raise _NotKnown
@@ -136,6 +142,12 @@ class _Computing:
         """
         if node in self.values:
             return self.values[node]
+        size = node.meta.get("spec")
+        if isinstance(size, Sym):
+            if size.hint is None:
+                raise _NotKnown
+            self._sizes.append(size)
+            return size.hint
         tensor = self.tensors.get(node)
         self.has_history |= tensor is not None and tensor.example.requires_grad
         if tensor is not None and not _may_be_known(tensor.example):
@@ -153,6 +165,11 @@ class _Computing:
             raise _NotKnown
         self.values[node] = found
         return found
+
+    def fix_sizes(self) -> None:
+        """What has been computed holds for the sizes of this call."""
+        for size in self._sizes:
+            int(torch.SymInt(size))
 
     def _held(self, tensor: TensorValue) -> torch.Tensor:
         """The integer in a buffer of a module."""

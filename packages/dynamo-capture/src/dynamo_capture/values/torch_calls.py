@@ -20,7 +20,7 @@ from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.marks import graph_break, is_compiling
 from dynamo_capture.promises import is_assumed_constant, is_disabled_by_torch, substitute_of, why_disabled_by_torch
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.composites import TENSOR_MAKERS, batch_norm_at_a_rate, body_of, of_float, of_floats
+from dynamo_capture.values.composites import TENSOR_MAKERS, batch_norm_at_a_rate, body_of, of_number, of_numbers
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -28,6 +28,7 @@ from dynamo_capture.wrappers import is_disabled, reason_of
 from prims.errors import DataDependentError
 from prims.ir import register_callable
 from prims.settings import GET_PRECISION, SET_PRECISION, SETTINGS, says_nothing_to_graphs
+from prims.spec.recurrent import MAX_STEPS
 from prims.transforms import TRANSFORMS
 
 if TYPE_CHECKING:
@@ -73,9 +74,6 @@ _OPERATOR_C_MODULES = frozenset(
 )
 #: Recurrent layers; with gradients cuDNN keeps a buffer of its own for the backward pass, which no graph can describe.
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-#: Steps of a sequence over which a recurrent layer is unrolled in training: each becomes nodes of the graph, forward
-#: and backward. 64 steps of a GRU compile in 20 s and gain a third of the step's time.
-MAX_STEPS = 64
 _NESTING = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
 _OVERRIDE_QUESTIONS = frozenset(
     (torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
@@ -192,9 +190,9 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         if isinstance(made_of := args[0].realize(), ArrayValue):
             return tensor_of(tx, fn, made_of, kwargs)
     if fn in TENSOR_MAKERS and len(args) == 1 and isinstance(number := args[0].realize(), SymValue):
-        body = of_float if number.pytype is float and not kwargs.keys() - {"dtype", "device"} else body
+        body = of_number if number.pytype is not bool and not kwargs.keys() - {"dtype", "device"} else body
     if fn in (torch.tensor, torch.as_tensor) and len(args) == 1 and not kwargs.keys() - {"dtype", "device"}:
-        body = of_floats if _has_symbolic_floats(args[0].realize()) else body
+        body = of_numbers if has_symbols(args[0].realize()) else body
     if body is not None:
         return tx.from_python(body).realize().call(tx, args, kwargs)
     if _reads_a_setting(fn) and all(a.realize().is_const for a in (*args, *kwargs.values())):
@@ -218,15 +216,15 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
 _FEW = 32
 
 
-def _has_symbolic_floats(data: Value) -> bool:
-    """Whether it is a short list or tuple of plain numbers, symbolic floats among them."""
+def has_symbols(data: Value) -> bool:
+    """Whether it is a short list or tuple of plain numbers, symbolic ones among them."""
     from dynamo_capture.values.containers import ListValue, TupleValue
 
     if not isinstance(data, (ListValue, TupleValue)) or data.pytype not in (list, tuple) or len(data.items) > _FEW:
         return False
     items = [item.realize() for item in data.items]
     plain = all(isinstance(x, SymValue) or type(x) is ConstantValue and type(x.value) in (int, float) for x in items)
-    return plain and any(isinstance(x, SymValue) and x.pytype is float for x in items)
+    return plain and any(isinstance(x, SymValue) and x.pytype is not bool for x in items)
 
 
 def _seen_through(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], brk: GraphBreak) -> Value:
@@ -265,7 +263,9 @@ def _check_recurrent(fn: Any, args: list[Value]) -> None:
     if fn is torch.lstm and first.example.dtype == torch.float32:
         return  # a call per layer
     lengthwise = 1 if batch_first.is_const and batch_first.const() is True and first.example.ndim == 3 else 0
-    steps = int(first.example.shape[lengthwise])
+    steps = first.example.shape[lengthwise]
+    if isinstance(steps, torch.SymInt):
+        raise GraphBreak("QB08", f"torch.{fn.__name__} in training, of a length that changes")
     if steps > MAX_STEPS:
         raise GraphBreak("QB08", f"torch.{fn.__name__} in training, unrolled over {steps} steps (at most {MAX_STEPS})")
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from prims.errors import DataDependentError
 from prims.spec.layout import known_equal
+from prims.spec.recurrent import gru, lstm, rnn_relu, rnn_tanh
 from prims.spec.sym import from_torch
 from prims.spec.tensorspec import spec_of
 
@@ -238,47 +239,6 @@ def _upsample(name: str, spatial: int) -> Call:
     return call
 
 
-def lstm(
-    x: torch.Tensor, hx: Any, weights: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """``torch.lstm`` of padded sequences on the CPU: oneDNN's layers, one after the other, where PyTorch takes them."""
-    if not _is_onednn_lstm(x, hx, weights):
-        return torch.lstm(x, hx, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    ways = 2 if bidirectional else 1
-    per_way = 4 if has_biases else 2
-    h0, c0 = hx[0].contiguous(), hx[1].contiguous()
-    layer = (x.transpose(0, 1) if batch_first else x).contiguous()
-    hidden, cells = [], []
-    for depth in range(num_layers):
-        outputs = []
-        for way in range(ways):
-            at = depth * ways + way
-            w_in, w_hidden, *biases = weights[at * per_way : (at + 1) * per_way]
-            if not biases:
-                biases = [torch.zeros(w_in.shape[0], dtype=w_in.dtype, device=w_in.device)] * 2
-            flags = (has_biases, bidirectional, batch_first, train)
-            out, h, c, _ = aten.mkldnn_rnn_layer(
-                layer, w_in, w_hidden, *biases, h0[at], c0[at], way == 1, [], 2, h0.shape[2], num_layers, *flags
-            )
-            outputs.append(out)
-            hidden.append(h)
-            cells.append(c)
-        layer = torch.cat(outputs, -1) if bidirectional else outputs[0]
-        if dropout and train and depth < num_layers - 1:
-            layer = torch.dropout(layer, dropout, True)
-    out = layer.transpose(0, 1) if batch_first else layer
-    return out, torch.stack(hidden), torch.stack(cells)
-
-
-def _is_onednn_lstm(x: torch.Tensor, hx: Any, weights: Any) -> bool:
-    """Would PyTorch take oneDNN's kernel? A projection gives hidden and cell states of different sizes."""
-    if isinstance(hx, torch.Tensor) or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
-        return False
-    plain = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (x, *hx, *weights))
-    return plain and hx[0].shape[2] == hx[1].shape[2]
-
-
 def tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
     """``torch.tensor_split`` into a number of sections: the first ones have one element more where they must."""
     if type(indices_or_sections) is not int or indices_or_sections < 1:
@@ -377,7 +337,12 @@ def _in_rows(pool: Call) -> Call:
 
 
 #: Functions whose C++ definitions do otherwise with tensors of a subclass, and what they do with others.
-OF_PLAIN_TENSORS: dict[Any, Call] = {f: _in_rows(f) for f in (torch.max_pool1d, torch.nn.functional.max_pool1d)}
+OF_PLAIN_TENSORS: dict[Any, Call] = {
+    **{f: _in_rows(f) for f in (torch.max_pool1d, torch.nn.functional.max_pool1d)},
+    torch.gru: gru,
+    torch.rnn_tanh: rnn_tanh,
+    torch.rnn_relu: rnn_relu,
+}
 CALLS: dict[Any, Call] = {
     torch.reshape: reshape,
     torch.Tensor.reshape: reshape,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 
 from prims.spec import layout
-from prims.spec.infer import meta_rule
+from prims.spec.fallback import fallback_rule
+from prims.spec.infer import Rule, meta_rule
 from prims.spec.iterator import broadcast_shapes
 from prims.spec.promote import complex_dtype, real_dtype, to_float_dtype
 from prims.spec.rules.creation import with_format
@@ -126,6 +128,79 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None
     singular = (*a.shape[:-2], smallest) if driver in ("gelss", "gelsd") else (0,)
     values = TensorSpec(singular, real_dtype(a.dtype), a.device)
     return solution, residuals, rank, values
+
+
+# ---- batches of matrices whose number is a symbol ----------------------------------------------------------
+
+
+class _Batched(NamedTuple):
+    """How an operator takes batches of matrices.
+
+    Attributes:
+        ranks: by tensor argument, the dimensions of one matrix (2) or vector (1).
+        own: results that have the batch of the first argument alone; the others have that of all together.
+    """
+
+    ranks: tuple[int, ...]
+    own: frozenset[int] = frozenset()
+
+
+_ONE = _Batched((2,))
+_BATCHED = {
+    "_linalg_det": _ONE, "_linalg_slogdet": _ONE, "linalg_inv_ex": _ONE, "linalg_cholesky_ex": _ONE,
+    "_linalg_eigh": _ONE, "_linalg_svd": _ONE, "linalg_qr": _ONE, "linalg_lu_factor_ex": _ONE, "linalg_lu": _ONE,
+    "linalg_ldl_factor_ex": _ONE, "_linalg_eigvals": _ONE, "lu_unpack": _Batched((2, 1)),
+    "_linalg_solve_ex": _Batched((2, 2), frozenset((1, 2, 3))), "linalg_lu_solve": _Batched((2, 1, 2)),
+    "linalg_ldl_solve": _Batched((2, 1, 2)), "triangular_solve": _Batched((2, 2)), "cholesky_solve": _Batched((2, 2)),
+}  # fmt: skip
+
+
+def _batched(name: str, batched: _Batched) -> Rule:
+    """PyTorch's own metadata function, which takes plain sizes, asked about one matrix of the batch."""
+    func = getattr(torch.ops.aten, name).default
+    of_one = fallback_rule(func)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        operands, ranks = args[: len(batched.ranks)], list(batched.ranks)
+        vector = name == "_linalg_solve_ex" and _is_vector(*operands)
+        if vector:
+            ranks[1] = 1
+        fit = all(x.ndim >= rank for x, rank in zip(operands, ranks, strict=True))
+        sizes = [size for x in operands for size in x.shape]
+        plain = [size for size in sizes if type(size) is int]
+        if not fit or len(plain) == len(sizes) or 0 in plain:
+            return of_one(*args, **kwargs)
+        batches = [x.shape[: x.ndim - rank] for x, rank in zip(operands, ranks, strict=True)]
+        whole = broadcast_shapes(batches)
+        single = [
+            TensorSpec(tuple(int(size) for size in x.shape[x.ndim - rank :]), x.dtype, x.device)
+            for x, rank in zip(operands, ranks, strict=True)
+        ]
+        found = of_one(*single, *args[len(operands) :], **kwargs)
+        results = found if isinstance(found, tuple) else (found,)
+        made = [_in_batch(one, batches[0] if n in batched.own else whole) for n, one in enumerate(results)]
+        if vector and made[0].ndim > 1 and kwargs.get("left", True):  # ATen lays out the batch of vectors as a matrix
+            made[0] = column_major(made[0].shape, made[0].dtype, made[0].device)
+        return tuple(made) if isinstance(found, tuple) else made[0]
+
+    return rule
+
+
+def _is_vector(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether right-hand sides are vectors, as ATen decides: by their number of dimensions, and by their sizes."""
+    return b.ndim == 1 or (a.ndim - 1 == b.ndim and all(m == n for m, n in zip(b.shape, a.shape[:-1], strict=True)))
+
+
+def _in_batch(one: TensorSpec, batch: tuple[Size, ...]) -> TensorSpec:
+    """A batch of what is laid out so, one after another. What is not computed stays empty."""
+    if one.shape == (0,):
+        return one
+    outer = layout.contiguous_strides((*batch, math.prod(max(size, 1) for size in one.shape)))[:-1]
+    return TensorSpec((*batch, *one.shape), one.dtype, one.device, (*outer, *one.strides))
+
+
+for _name, _how in _BATCHED.items():
+    meta_rule(f"aten.{_name}.default")(_batched(_name, _how))
 
 
 # ---- Fourier transforms ------------------------------------------------------------------------------------

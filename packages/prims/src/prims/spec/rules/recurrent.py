@@ -28,6 +28,43 @@ def _lstm_layer(*args: Any) -> Any:
 
 define_operator(_LSTM_LAYER, _lstm_layer)
 
+_RECURRENT = (
+    "recurrent(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, bool bidirectional, "
+    "str kind) -> (Tensor, Tensor)"
+)
+
+
+def _recurrent(
+    x: torch.Tensor, hx: torch.Tensor, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, kind: str
+) -> Any:
+    """A layer of ``torch.gru`` and its like, of padded sequences, the steps first; not differentiated."""
+    layer = {"gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}[kind]
+    with torch.no_grad():
+        return layer(x, hx, params, has_biases, num_layers, 0.0, False, bidirectional, False)
+
+
+define_operator(_RECURRENT, _recurrent)
+
+
+@meta_rule("quintet.recurrent.default")
+def recurrent(
+    x: TensorSpec, hx: TensorSpec, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, kind: str
+) -> tuple[TensorSpec, TensorSpec]:
+    """The results of all steps, and the last ones of each layer and direction.
+
+    Raises:
+        RuntimeError: sizes that do not fit.
+    """
+    ways = 2 if bidirectional else 1
+    steps, batch, width = x.shape
+    wanted = (num_layers * ways, batch, hx.shape[-1])
+    if any(a != b for a, b in zip(hx.shape, wanted, strict=True)):
+        raise RuntimeError(f"{kind}: expected a hidden state of size {list(wanted)}, got {list(hx.shape)}")
+    if params[0].shape[1] != width:
+        raise RuntimeError(f"{kind}: input of size {width} for weights of {params[0].shape[1]}")
+    out = TensorSpec((steps, batch, hx.shape[-1] * ways), x.dtype, x.device)
+    return out, TensorSpec(hx.shape, x.dtype, x.device)
+
 
 @meta_rule("aten._thnn_fused_lstm_cell.default")
 def fused_lstm_cell(

@@ -107,4 +107,4 @@ _WRITTEN = (
 
 def _husk(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same sizes without memory of its own to speak of: nobody reads its elements."""
-    return tensor.new_empty(1).expand(tensor.shape)
+    return tensor.new_empty(()).expand(tensor.shape)

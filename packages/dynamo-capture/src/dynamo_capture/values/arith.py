@@ -12,9 +12,11 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.bits import BITWISE, decided, inverted, is_truth, of_bits
 from dynamo_capture.values.compare import equal_by_default, equals
+from dynamo_capture.values.composites import of_number
 from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar, note_order
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.tensor import SymValue, TensorValue
+from prims.spec.elementary import power
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -73,6 +75,10 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
                 return of_bits(tx, fn, a, b)
             if not isinstance(a, TensorValue) and not isinstance(b, TensorValue):
                 a, b = decided(tx, a), decided(tx, b)
+                if fn is operator.pow and _is_power_of_floats(a, b):
+                    return tx.graph_call(power, [a, b], {})
+            elif fn is operator.pow and isinstance(a, SymValue):
+                a = tx.from_python(of_number).realize().call(tx, [a], {}).realize()  # whose logarithm is a derivative
             if not _numbers_may_fail(fn, a, b):
                 return tx.graph_call(fn, [a, b], {})
             return _fold(tx, fn, a, b)
@@ -130,6 +136,12 @@ def _numbers_may_fail(fn: Callable[..., Any], a: Value, b: Value) -> bool:
         fails = bool(y < 0) and (not isinstance(x, (float, torch.SymFloat)) or bool(x == 0))
         return fails or (isinstance(y, (float, torch.SymFloat)) and bool(x < 0))
     return False
+
+
+def _is_power_of_floats(a: Value, b: Value) -> bool:
+    """Whether a power of a positive number is a float though the number is none: ``n ** -0.5`` (guarded)."""
+    x, y = (v.example if isinstance(v, SymValue) else v.const() for v in (a, b))
+    return a.pytype is int and not isinstance(y, complex) and (b.pytype is float or bool(y < 0)) and bool(x > 0)
 
 
 def _of_subclasses(tx: Capture, fn: Callable[..., Any], *operands: Value) -> Value | None:

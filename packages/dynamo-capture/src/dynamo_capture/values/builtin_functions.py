@@ -127,6 +127,9 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
         raise GraphBreak("QB07", f"{fn.__name__}() by a key")
     if not kwargs and (found := elementary_function(tx, fn, realized)) is not None:
         return found
+    if fn is divmod and not kwargs and len(args) == 2 and any(isinstance(arg, SymValue) for arg in realized):
+        a, b = realized
+        return TupleValue([arith.binary(tx, part, a, b) for part in (operator.floordiv, operator.mod)])
     if len(realized) == 1 and isinstance(number := decided(tx, realized[0]), SymValue) and not kwargs:
         if fn in _SYM_SAFE and is_finite(number):
             return tx.graph_call(fn, realized, kwargs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dynamo_capture.values import arith
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.bits import decided
 from dynamo_capture.values.constant import ConstantValue
@@ -54,6 +56,11 @@ def is_finite(number: SymValue) -> bool:
     return number.pytype is not float or bool(abs(number.example) < math.inf)
 
 
+def _logarithm(number: Value) -> Value | None:
+    positive = type(number) is ConstantValue and number.value > 0
+    return ConstantValue(math.log(number.value)) if positive else None  # type: ignore[attr-defined]
+
+
 def elementary_function(tx: Capture, fn: Any, numbers: list[Value]) -> Value | None:
     """A function of ``math`` of numbers of which some are symbols, where it has a value (guarded); else None."""
     if fn not in _OF_ONE and fn not in _OF_TWO and fn not in _QUESTIONS:
@@ -63,6 +70,9 @@ def elementary_function(tx: Capture, fn: Any, numbers: list[Value]) -> Value | N
     plain = [n for n in numbers if type(n) is ConstantValue and type(n.value) in (bool, int, float)]
     if not symbols or len(symbols) + len(plain) < len(numbers):
         return None
+    if fn is math.log and len(numbers) == 2 and all(n.pytype is not bool for n in numbers):
+        parts = [elementary_function(tx, fn, [n]) or _logarithm(n) for n in numbers]  # as CPython does
+        return None if None in parts else arith.binary(tx, operator.truediv, *parts)  # type: ignore[arg-type]
     if fn in _QUESTIONS and len(numbers) == 1 and is_finite(symbols[0]):
         return ConstantValue(_QUESTIONS[fn])
     known: Any = (_OF_ONE if len(numbers) == 1 else _OF_TWO).get(fn)

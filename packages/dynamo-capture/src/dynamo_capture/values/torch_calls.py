@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import sys
 import types
 import typing
@@ -19,6 +20,7 @@ from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.marks import graph_break, is_compiling
 from dynamo_capture.promises import is_assumed_constant, is_disabled_by_torch, substitute_of, why_disabled_by_torch
+from dynamo_capture.values import arith
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.composites import TENSOR_MAKERS, batch_norm_at_a_rate, body_of, of_number, of_numbers
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
@@ -195,6 +197,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         body = of_numbers if has_symbols(args[0].realize()) else body
     if body is not None:
         return tx.from_python(body).realize().call(tx, args, kwargs)
+    if fn is torch.pow and len(args) == 2 and not kwargs and isinstance(base := args[0].realize(), SymValue):
+        return arith.binary(tx, operator.pow, base, args[1].realize())
     if _reads_a_setting(fn) and all(a.realize().is_const for a in (*args, *kwargs.values())):
         _guard_setting(tx, fn, [a.realize().const() for a in args], {k: v.realize().const() for k, v in kwargs.items()})
     if fn in _STATE_FUNCTIONS and len(args) == 1 and isinstance(tensor := args[0].realize(), TensorValue):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from prims.decomp.common import (
     whole,
 )
 from prims.decomp.registry import decomposition
-from prims.spec.layout import is_surely_less
+from prims.spec.rules.creation import arange_length
 
 
 def _strided(layout: Any, pin_memory: Any, dtype: torch.dtype) -> None:
@@ -164,14 +163,7 @@ def arange_step(p: Any, start: Any, end: Any, step: Any = 1, **kw: Any) -> Value
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     if not dtype.is_floating_point:
         start, end, step = (int(x) if isinstance(x, float) else x for x in (start, end, step))
-    if isinstance(step, int):
-        length = (end - start + step - 1) // step if step > 0 else (start - end - step - 1) // -step
-        if isinstance(length, float):
-            length = math.ceil((end - start) / step)
-    else:
-        length = math.ceil((end - start) / step)
-    if is_surely_less(length, 0):
-        raise ValueError(f"arange: upper bound {end} and lower bound {start} do not fit step {step}")
+    length = arange_length(start, end, step)
     return p.iota(length, number(start, dtype), number(step, dtype), dtype, chosen_device(kw.get("device")))
 
 

@@ -266,7 +266,7 @@ def pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | No
 def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
     """``torch.linspace`` of floats, by an operator that takes a symbolic number of steps."""
     chosen = torch.get_default_dtype() if dtype is None else dtype
-    plain = isinstance(steps, torch.SymInt) and all(type(x) in (int, float) for x in (start, end))
+    plain = all(isinstance(x, (int, float, torch.SymInt, torch.SymFloat)) for x in (start, end, steps))
     if not plain or not chosen.is_floating_point:
         return torch.linspace(start, end, steps, dtype=dtype, device=device)
     import prims.spec.rules.creation  # noqa: F401  (defines the operator; the rules import this package)
@@ -286,6 +286,28 @@ def one_hot(tensor: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
         return torch.nn.functional.one_hot(tensor, num_classes)
     made: torch.Tensor = torch.ops.quintet.one_hot(tensor, num_classes)
     return made
+
+
+def kron(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``torch.kron``: every element times the whole other tensor."""
+    ndim = max(input.ndim, other.ndim)
+    first, second = ((1,) * (ndim - x.ndim) + tuple(x.shape) for x in (input, other))
+    spread = [(size, 1) for size in first], [(1, size) for size in second]
+    a, b = (x.reshape([n for pair in pairs for n in pair]) for x, pairs in zip((input, other), spread, strict=True))
+    return (a * b).reshape([m * n for m, n in zip(first, second, strict=True)])
+
+
+def rfftfreq(n: Any, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
+    """``torch.fft.rfftfreq`` of a symbolic number of samples."""
+    chosen = torch.get_default_dtype() if dtype is None else dtype
+    return torch.arange(n // 2 + 1, dtype=chosen, device=device) * (1.0 / (n * d))
+
+
+def fftfreq(n: Any, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
+    """``torch.fft.fftfreq`` of a symbolic number of samples."""
+    chosen = torch.get_default_dtype() if dtype is None else dtype
+    at = torch.arange(n, device=device)
+    return torch.where(at < (n + 1) // 2, at, at - n).to(chosen) * (1.0 / (n * d))
 
 
 def hann_window(window_length: Any, periodic: bool = True, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
@@ -356,6 +378,9 @@ CALLS: dict[Any, Call] = {
     torch._C._nn.pad: pad,
     torch.linspace: linspace,
     torch.nn.functional.one_hot: one_hot,
+    torch.kron: kron,
+    torch.fft.fftfreq: fftfreq,
+    torch.fft.rfftfreq: rfftfreq,
     torch.hann_window: hann_window,
     torch.hamming_window: hamming_window,
     torch.tensor_split: tensor_split,

@@ -13,7 +13,7 @@ from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import iterate
 from prims.spec.promote import number_dtype, result_dtype
-from prims.spec.sym import Sym, SymFloat, sym_max
+from prims.spec.sym import Sym, SymFloat, from_torch, sym_max, to_torch
 from prims.spec.tensorspec import TensorSpec, as_device
 
 Size = Any  # int | Sym
@@ -180,21 +180,40 @@ def new_empty_strided(
     return TensorSpec(size, dtype or x.dtype, x.device if device is None else _device(device), stride)
 
 
-def _length(start: Any, end: Any, step: Any) -> Size:
+def arange_length(start: Any, end: Any, step: Any) -> Size:
+    """How many numbers there are from ``start`` before ``end`` in steps of ``step``; any may be symbolic.
+
+    Raises:
+        RuntimeError: the step is 0, or leads away from the end.
+    """
+    whole = [_as_whole(v) for v in (start, end, step)]
+    if any(v is None for v in whole):
+        start, end, step = (torch.sym_float(to_torch(v)) for v in (start, end, step))
+        if step == 0 or (end < start if step > 0 else start < end):
+            raise RuntimeError(f"arange from {start} to {end} in steps of {step}")
+        return from_torch(math.ceil((end - start) / step))
+    start, end, step = whole
     if step == 0 or (layout.is_surely_less(end, start) if step > 0 else layout.is_surely_less(start, end)):
         raise RuntimeError(f"arange from {start} to {end} in steps of {step}")
     if step == 1 and any(isinstance(v, Sym) and v.hint is None for v in (start, end)):
         return end - start  # of fewer than none there is no tensor
-    if any(isinstance(v, (float, SymFloat)) for v in (start, end, step)):
-        return math.ceil((float(end) - float(start)) / float(step))
     return sym_max(-((start - end) // step), 0)
+
+
+def _as_whole(number: Any) -> Any:
+    """A number as an integer, where it is one whatever its symbols are."""
+    if isinstance(number, SymFloat):
+        return number.ctx.make(number.expr.args[0]) if number.expr.kind == "tofloat" else None
+    if isinstance(number, float):
+        return int(number) if number.is_integer() else None
+    return number
 
 
 def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> TensorSpec:
     if dtype is None:
         integral = all(isinstance(v, (int, Sym)) for v in (start, end, step))
         dtype = torch.int64 if integral else torch.get_default_dtype()
-    return TensorSpec((_length(start, end, step),), dtype, _device(device))
+    return TensorSpec((arange_length(start, end, step),), dtype, _device(device))
 
 
 @meta_rule("aten.arange.default")
@@ -226,12 +245,12 @@ def arange_step(
 
 
 define_operator(
-    "linspace(float start, float end, SymInt steps, *, ScalarType dtype, Device device) -> Tensor", torch.linspace
+    "linspace(Scalar start, Scalar end, SymInt steps, *, ScalarType dtype, Device device) -> Tensor", torch.linspace
 )
 
 
 @meta_rule("quintet.linspace.default")
-def linspace_of_steps(start: float, end: float, steps: Size, *, dtype: Any, device: Any) -> TensorSpec:
+def linspace_of_steps(start: Any, end: Any, steps: Size, *, dtype: Any, device: Any) -> TensorSpec:
     return fresh((steps,), dtype, device)
 
 

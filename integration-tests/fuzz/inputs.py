@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["LAYOUTS", "make", "ramp"]
 
-LAYOUTS = ("contiguous", "transposed", "sliced", "expanded", "offset", "channels_last", "reversed_dims", "overlapping")
+LAYOUTS = ("contiguous", "transposed", "sliced", "expanded", "offset", "channels_last", "reversed_dims", "overlapping",
+           "part")  # fmt: skip
 
 
 def values(sizes: Sequence[int], dtype: torch.dtype, generator: torch.Generator, exact: bool) -> torch.Tensor:
@@ -64,6 +66,11 @@ def make(
         x = base([3, *sizes])[1]
     elif layout == "channels_last" and len(sizes) == 4:
         x = base(sizes).to(memory_format=torch.channels_last)
+    elif layout == "part":  # of a buffer that is longer by a number of its own
+        pick = random.Random(seed)
+        more = [(pick.choice((0, 0, 1, 3)), pick.choice((0, 1, 2, 5))) for _ in sizes]
+        whole = base([low + size + high for size, (low, high) in zip(sizes, more, strict=True)])
+        x = whole[tuple(slice(low, low + size) for size, (low, _) in zip(sizes, more, strict=True))]
     elif layout == "overlapping" and len(sizes) == 2 and min(sizes) > 0:
         x = base([sizes[0] + sizes[1]]).as_strided(sizes, (1, 1), 1)
     else:

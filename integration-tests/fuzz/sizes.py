@@ -13,6 +13,8 @@ __all__ = ["generate"]
 
 CALLS = 5
 
+LAYOUTS = ("contiguous", "part", "part", "part", "sliced", "transposed", "offset", "expanded", "overlapping")
+
 _SIZES = (0, 1, 1, 1, 2, 2, 3, 4, 5)
 
 #: Expressions of matrices ``x`` and ``y``.
@@ -134,8 +136,10 @@ x.shape[1] == y.shape[1] != 1
 def generate(seed: int, device: str = "cpu") -> str:
     """The text of a program; it is the same for equal arguments.
 
-    Half of the programs take gradients. A quarter has its function twice, the second in calls that come in another order:
-    its graphs are those of the first, which may be on disk, and what they asked of sizes holds for it too.
+    Half of the programs take gradients, and in some the inputs of each call are laid out in ways of their own: parts of
+    longer buffers, whose strides do not follow from the sizes. A quarter has its function twice, the second in calls
+    that come in another order: its graphs are those of the first, which may be on disk, and what they asked of sizes
+    holds for it too.
     """
     pick = random.Random(f"sizes {seed}")
     lines = ["def f(a, b, c):", "    out = []"]
@@ -154,6 +158,9 @@ def generate(seed: int, device: str = "cpu") -> str:
         n, m = pick.choice(_SIZES), pick.choice(_SIZES)
         calls.append([(pick.choice((n, n, m, 1)), pick.choice((m, m, n, 1))) for _ in range(3)])
     gradients, twice = pick.random() < 0.5, pick.random() < 0.25
+    layouts = [["contiguous"] * 3 for _ in range(CALLS)]
+    if pick.random() < 0.4:
+        layouts = [[pick.choice(LAYOUTS) for _ in range(3)] for _ in range(CALLS)]
     told = "".join([f", device={device!r}"] * (device != "cpu") + [", grad=True"] * gradients)
     backward = ", backward=True" if gradients else ""
     lines = [*lines, "    return out", ""]
@@ -164,7 +171,8 @@ def generate(seed: int, device: str = "cpu") -> str:
     return "\n".join([
         "import torch", "import torch.nn.functional as F", "from fuzz.inputs import make", "", *lines,
         *([lines[0].replace("f(", "f_again("), *lines[1:]] if twice else []),
-        "def inputs(call):", f"    return [make(sizes, seed=10 * call + k{told}) for k, sizes in enumerate({calls}[call])]", "",
+        "def inputs(call):", f"    sizes, layouts = {calls}[call], {layouts}[call]",
+        f"    return [make(sizes[k], layout=layouts[k], seed=10 * call + k{told}) for k in range(3)]", "",
         "def program(compile, see):", "    g = compile(f)", f"    for call in range({CALLS}):",
         f"        see.call('call ', g, *inputs(call){backward})", *(again if twice else []), "",
     ])  # fmt: skip

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from compile_api.deploy.exported import Exported, load_exported
     from compile_api.deploy.interchange.api import to_onnx, to_stablehlo
     from compile_api.deploy.package import Package, load_package, package
+    from compile_api.torch_backend import backend_reports
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "Report",
     "allow_in_graph",
     "assume_constant_result",
+    "backend_reports",
     "bisect",
     "cache",
     "compare",
@@ -105,7 +107,7 @@ _LATER = {
     "load_exported": "deploy.exported", "compare": "comparison", "bisect": "bisector", "minify": "minifier",
     "worth_it": "worth", "profile": "profiling",
     "Package": "deploy.package", "load_package": "deploy.package", "package": "deploy.package",
-    "to_onnx": "deploy.interchange.api", "to_stablehlo": "deploy.interchange.api",
+    "backend_reports": "torch_backend", "to_onnx": "deploy.interchange.api", "to_stablehlo": "deploy.interchange.api",
 }  # fmt: skip
 
 

@@ -574,6 +574,8 @@ class Capture:
 
     def dynamic_strides(self, source: Source, tensor: torch.Tensor) -> dict[int, int]:
         """Which strides of an input are symbolic, of those that do not follow from its sizes."""
+        if tensor.layout is not torch.strided:
+            return {}
         return self.sizes.strides(str(source), tensor, source.is_module_state is not None)
 
     # --- guards that are not about one value --------------------------------------------------------------------

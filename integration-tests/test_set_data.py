@@ -89,6 +89,72 @@ def _ask_for_its_shape(m, t, x):
     return x * m[2].bias.shape[0]
 
 
+def _momentum_encoder(m, t, x):
+    """A loss with a history beside the average of an encoder that has none."""
+    t.requires_grad_(False)
+    y = m(x)
+    with torch.no_grad():
+        for p, q in zip(m.parameters(), t.parameters(), strict=True):
+            q.data = q.data * 0.9 + p.data * 0.1
+    loss = y.pow(2).sum()
+    loss.backward()
+    return loss.detach()
+
+
+def _average_then_run(m, t, x):
+    for p, q in zip(m.parameters(), t.parameters(), strict=True):
+        q.requires_grad_(False)
+        q.data = q.data * 0.9 + p.data * 0.1
+    return t(x)
+
+
+def _average_then_loss(m, t, x):
+    for p, q in zip(m.parameters(), t.parameters(), strict=True):
+        q.requires_grad_(False)
+        q.data = q.data * 0.9 + p.data * 0.1
+    loss = (m(x) - t(x)).pow(2).mean()
+    loss.backward()
+    return loss.detach()
+
+
+def _twice_without_gradients(m, t, x):
+    q = t[0].weight.requires_grad_(False)
+    q.data = q.data + x.mean()
+    q.data = q * 2
+    return q + 1, q.sum()
+
+
+def _held_by_a_history(m, t, x):
+    """The product holds the tensor itself, in whose new data eager finds its gradient."""
+    q = t[2].bias.requires_grad_(False)
+    loss = (m(x) * q).sum()
+    q.data = q.data * 2
+    loss.backward()
+    return loss.detach()
+
+
+def _written_before(m, t, x):
+    q = t[2].bias.requires_grad_(False)
+    q.mul_(2)
+    old = q.data
+    q.data = q * 3
+    old.add_(1)
+    return old + q
+
+
+def _views_of_the_old(m, t, x):
+    q = t[0].weight.requires_grad_(False)
+    view = q[0]
+    q.data = q.data * 2
+    return view + q[0]
+
+
+def _returned(m, t, x):
+    q = t[0].weight.requires_grad_(False)
+    q.data = q.data * 2
+    return q
+
+
 def _inside_a_checkpoint(m, t, x):
     p = m[0].weight
     p.data = p.data * 2
@@ -97,8 +163,9 @@ def _inside_a_checkpoint(m, t, x):
 
 ALONE = [
     _average, _average_without_gradients, _share, _exchange, _grow, _keep_the_old, _after_a_write, _of_a_view,
+    _momentum_encoder, _average_then_run, _average_then_loss, _twice_without_gradients, _views_of_the_old, _returned,
 ]  # fmt: skip
-BROKEN = [_use, _run, _twice, _with_a_history, _ask_for_its_shape, _inside_a_checkpoint]
+BROKEN = [_use, _run, _twice, _with_a_history, _ask_for_its_shape, _inside_a_checkpoint, _held_by_a_history, _written_before]
 
 
 @pytest.mark.parametrize("program", [*ALONE, *BROKEN], ids=lambda fn: fn.__name__.strip("_"))
@@ -113,7 +180,7 @@ def test_data(program):
             both = (*m.parameters(), *t.parameters())
             numbers += [p.detach().clone() for p in both]
             numbers += [p.grad.clone() for p in both if p.grad is not None]
-            numbers += [] if result is None else [result.detach().clone()]
+            numbers += [each.detach().clone() for each in (result if isinstance(result, tuple) else (result,)) if each is not None]
             facts.append([p.data_ptr() == q.data_ptr() for p in both for q in both])
             facts.append([(p._version, p.requires_grad, p.is_leaf, p.grad is None) for p in both])
             if program is _grow or program is _ask_for_its_shape:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dynamo_capture.capture import Capture
 
-__all__ = ["escaped", "is_own_leaf", "make_leaf", "make_parameter"]
+__all__ = ["escaped", "is_own_leaf", "make_leaf", "make_parameter", "renewed"]
 
 
 def make_leaf(tx: Capture, tensor: TensorValue, reason: str) -> Value:
@@ -61,15 +61,35 @@ def froze(tx: Capture, leaf: TensorValue, flag: bool) -> bool:
         tx.side.set_on_tensor_no_more(leaf, "requires_grad")
         return True
     leaf.getattr(tx, "is_leaf")  # guarded
-    tx.frozen[id(leaf)] = before = TensorValue(leaf.node, leaf.example, leaf.source, real)
-    for given in tx.graph.input_list():
-        if given.value is leaf:
-            given.value = before
+    tx.frozen[id(leaf)] = _as_it_came(tx, leaf)
     plain = tx.graph_call("detach", [leaf], {}, method=True)
     assert isinstance(plain, TensorValue)
     tx.graph.takes_place(plain, leaf)
     tx.side.set_on_tensor(leaf, "requires_grad", ConstantValue(False))
     return True
+
+
+def renewed(tx: Capture, tensor: TensorValue, data: Value) -> bool:
+    """Use the new data of a tensor that exists outside, which are set when the graph has run; whether that can be done.
+
+    Of one that needs a gradient they would have to lead to it.
+    """
+    if tensor.example.requires_grad or tensor.example._version:
+        return False
+    _as_it_came(tx, tensor)
+    now = tx.graph_call("detach", [data], {}, method=True)
+    assert isinstance(now, TensorValue)
+    tx.graph.takes_place(now, tensor)
+    return True
+
+
+def _as_it_came(tx: Capture, tensor: TensorValue) -> TensorValue:
+    """What the graph is given of a tensor of which the program has something else from here on."""
+    before = TensorValue(tensor.node, tensor.example, tensor.source, tensor.real_tensor)
+    for given in tx.graph.input_list():
+        if given.value is tensor:
+            given.value = before
+    return before
 
 
 def make_parameter(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:

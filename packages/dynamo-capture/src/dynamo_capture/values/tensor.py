@@ -176,8 +176,12 @@ class TensorValue(Value):
         if tx.renewed:
             check_renewed(tx, self)
         if name == "data" and self._takes_data(tx, value):
-            tx.side.set_on_tensor(self, name, tx.graph_call("detach", [value], {}, method=True))
-            tx.renewed[id(self)] = self
+            from dynamo_capture.values.leaves import renewed
+
+            data = tx.graph_call("detach", [value], {}, method=True)
+            tx.side.set_on_tensor(self, name, data)
+            if not renewed(tx, self, data):
+                tx.renewed[id(self)] = self
             return
         if name == "requires_grad" and type(value) is ConstantValue and type(value.value) is bool:
             self._require_grad(tx, value.value)
@@ -196,7 +200,7 @@ class TensorValue(Value):
         raise GraphBreak("QB06", f"setting attribute {name!r} of a tensor")
 
     def _takes_data(self, tx: Capture, value: Value) -> bool:
-        """Whether ``.data`` can be set after the graph: of a tensor that exists outside, where nothing has a history in
+        """Whether ``.data`` can be set after the graph: of a tensor that exists outside, and that no history holds, in
         which eager would find the new data."""
         if self.real_tensor is None or self.source is None or not tx.graph.is_outermost or tx.levels:
             return False
@@ -205,7 +209,13 @@ class TensorValue(Value):
         mine, other = self.example, value.example
         alike = (mine.dtype, mine.device, mine.layout) == (other.dtype, other.device, other.layout)
         plain = not mine.is_inference() and not other.is_inference()
-        return alike and plain and not any(v.real_tensor is None and v.example.requires_grad for v in tx.graph.values())
+        return alike and plain and not self._is_in_a_history(tx)
+
+    def _is_in_a_history(self, tx: Capture) -> bool:
+        """Whether something with a history has been computed with the tensor itself."""
+        with_history = {v.node for v in tx.graph.values() if v.real_tensor is None and v.example.requires_grad}
+        used = [later for user in self.node.users for later in (user, *user.users)]  # an operator, and its results
+        return not with_history.isdisjoint(used)
 
     def _takes_gradient(self, tx: Capture, value: Value) -> bool:
         """Whether ``.grad`` of a tensor that exists outside can be set after the graph: to None, or to what fits."""

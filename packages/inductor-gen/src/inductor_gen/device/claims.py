@@ -48,6 +48,7 @@ kaiser_window kaiser_window.periodic kaiser_window.beta
 # Series and continued fractions whose length depends on the element.
 _SPECIAL = """
 i0 special_i0e special_i1 special_i1e polygamma igamma igammac frexp.Tensor special_erfcx special_ndtri
+_standard_gamma_grad _dirichlet_grad
 special_log_ndtr special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
 special_spherical_bessel_j0 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
 special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1

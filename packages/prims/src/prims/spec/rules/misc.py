@@ -10,7 +10,7 @@ import torch
 from prims.errors import DataDependentError, Unsupported
 from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import broadcast_shapes
+from prims.spec.iterator import broadcast_shapes, iterate
 from prims.spec.rules.convolution import suggests_channels_last
 from prims.spec.rules.creation import fresh, with_format
 from prims.spec.rules.norms import native_batch_norm, native_batch_norm_backward
@@ -102,6 +102,16 @@ def normal_mean(mean: TensorSpec, std: float = 1.0, *, generator: Any = None) ->
 @meta_rule("aten.normal.float_Tensor")
 def normal_std(mean: float, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
     return TensorSpec(std.shape, std.dtype, std.device)
+
+
+@meta_rule("aten._standard_gamma_grad.default")
+def standard_gamma_grad(x: TensorSpec, output: TensorSpec) -> TensorSpec:
+    return iterate((x, output), x.dtype)
+
+
+@meta_rule("aten._dirichlet_grad.default")
+def dirichlet_grad(x: TensorSpec, alpha: TensorSpec, total: TensorSpec) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.poisson.default", "aten._standard_gamma.default", "aten._sample_dirichlet.default")

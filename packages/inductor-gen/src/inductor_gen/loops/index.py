@@ -253,16 +253,37 @@ def regroup(index: Sequence[Expr], source: Sequence[Expr], target: Sequence[Expr
     """The index into shape ``target`` of the element that ``index`` names in ``source`` (a reshape).
 
     Both shapes are cut into the finest groups of equal size first, so that dimensions which the reshape does not
-    touch keep their index as it is.
+    touch keep their index as it is. The groups are found from the first dimension on, and from the last on for what is
+    left: there is a reshape, so what lies between is equal, though normal forms do not show it (``4 * (s // 4)``).
     """
+    first, rest = _groups(source, target)
+    last, between = _groups(rest[0][::-1], rest[1][::-1])
+    backwards = [*last, between] if any(between) else last
     out: list[Expr] = []
+    at = 0
+    for group, wanted in (*first, *((a[::-1], b[::-1]) for a, b in reversed(backwards))):
+        part = index[at : at + len(group)]
+        at += len(group)
+        if len(group) == len(wanted) and all(a is b for a, b in zip(group, wanted, strict=True)):
+            out.extend(part)
+        else:
+            out.extend(unflatten(flatten(part, group), wanted, ranges))
+    return tuple(out)
+
+
+_Shape = Sequence[Expr]
+
+
+def _groups(source: _Shape, target: _Shape) -> tuple[list[tuple[_Shape, _Shape]], tuple[_Shape, _Shape]]:
+    """The finest groups of equal size that two shapes begin with, and what is left of them."""
+    found: list[tuple[_Shape, _Shape]] = []
     i = j = 0
     while i < len(source) or j < len(target):
         first, second = i, j
         left = source[i] if i < len(source) else ONE
         right = target[j] if j < len(target) else ONE
         i, j = min(i + 1, len(source)), min(j + 1, len(target))
-        while left is not right:
+        while left is not right and _without_exact_quotients(left) is not _without_exact_quotients(right):
             grow_left = j >= len(target) or (i < len(source) and _smaller(left, right))
             if grow_left and i < len(source):
                 left = ex.mul(left, source[i])
@@ -271,13 +292,24 @@ def regroup(index: Sequence[Expr], source: Sequence[Expr], target: Sequence[Expr
                 right = ex.mul(right, target[j])
                 j += 1
             else:
-                break  # equal, but not in a way that normal forms show
-        group, wanted = source[first:i], target[second:j]
-        if len(group) == len(wanted) and all(a is b for a, b in zip(group, wanted, strict=True)):
-            out.extend(index[first:i])
-        else:
-            out.extend(unflatten(flatten(index[first:i], group), wanted, ranges))
-    return tuple(out)
+                return found, (source[first:], target[second:])
+        found.append((source[first:i], target[second:j]))
+    return found, ((), ())
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_exact_quotients(e: Expr) -> Expr:
+    """The same number with ``k * (a // k)`` written as ``a`` where ``a`` is a multiple of ``k``: what was padded to one."""
+    for mono, coeff in e.terms:
+        for atom, power in mono:
+            if atom.kind != "floordiv" or power != 1 or not atom.args[1].is_const:
+                continue
+            whole, k = atom.args[0], atom.args[1].value
+            if coeff % k == 0 and ex.mod(whole, k) is ZERO:
+                others = tuple(each for each in mono if each[0] is not atom)
+                term, made = ex.from_terms({mono: coeff}), ex.mul(ex.from_terms({others: coeff // k}), whole)
+                return _without_exact_quotients(ex.add(ex.sub(e, term), made))
+    return e
 
 
 def _smaller(a: Expr, b: Expr) -> bool:

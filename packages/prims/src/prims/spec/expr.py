@@ -539,6 +539,18 @@ def ceildiv(a: IntLike, b: IntLike) -> Expr:
     return neg(floordiv(neg(a), b))
 
 
+def _congruent(a: Expr, k: int) -> Expr:
+    """What has the same remainder by ``k``, without remainders by multiples of it: ``s + (-s % 7)`` is 0 modulo 7."""
+    while True:
+        for mono, coeff in a.terms:
+            atom = mono[0][0] if len(mono) == 1 and mono[0][1] == 1 else None
+            if atom is not None and atom.kind == "mod" and atom.args[1].is_const and atom.args[1].value % k == 0:
+                a = add(sub(a, from_terms({mono: coeff})), mul(coeff, atom.args[0]))
+                break
+        else:
+            return a
+
+
 def mod(a: IntLike, b: IntLike) -> Expr:
     """Python's ``a % b``. ZeroDivisionError for a constant zero divisor."""
     a, b = _number(a), _number(b)
@@ -550,15 +562,13 @@ def mod(a: IntLike, b: IntLike) -> Expr:
             return const(a.args[0] % k)
         if k < 0:
             return neg(mod(neg(a), -k))
-        r = from_terms({m: c % k for m, c in a.terms})
+        r = from_terms({m: c % k for m, c in _congruent(a, k).terms})
         if r.kind == "const":
             return r
         g = math.gcd(_content(r, True), k)
         if g > 1:
             r = from_terms({m: c // g for m, c in r.terms})
             return mul(g, mod(r, k // g))
-        if r.kind == "mod" and r.args[1].kind == "const" and r.args[1].args[0] % k == 0:
-            return mod(r.args[0], k)
         return _intern("mod", (r, b))
     if not a.terms or a is b:
         return _SMALL[16]

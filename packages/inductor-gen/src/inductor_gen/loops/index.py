@@ -299,7 +299,7 @@ def _groups(source: _Shape, target: _Shape) -> tuple[list[tuple[_Shape, _Shape]]
 
 @functools.lru_cache(maxsize=4096)
 def _without_exact_quotients(e: Expr) -> Expr:
-    """The same number with ``k * (a // k)`` written as ``a`` where ``a`` is a multiple of ``k``: what was padded to one."""
+    """The same number with ``a`` for ``k * (a // k)`` where ``a`` is a multiple of ``k``, as what was padded is."""
     for mono, coeff in e.terms:
         for atom, power in mono:
             if atom.kind != "floordiv" or power != 1 or not atom.args[1].is_const:

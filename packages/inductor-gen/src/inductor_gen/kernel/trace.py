@@ -12,7 +12,7 @@ from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node, asked_before, inner_dims, is_whole_division
-from inductor_gen.loops.index import ONE, ZERO, flatten, lower, nonneg, size, upper
+from inductor_gen.loops.index import ONE, ZERO, Ranges, div, flatten, lower, nonneg, rem, size, upper
 from inductor_gen.loops.views import Index
 from prims.dtypes import HALVES
 from prims.spec import expr as ex
@@ -245,11 +245,27 @@ class _Tracer:
             args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
         if operand in HALVES and _tells_roundings(node.op, args):
             args = tuple(map(self._rounded, args))
-        known = _known(node.op, args)
+        known, place = _known(node.op, args), self._position(node, args)
         found = self.val(node.op, args, node.dtype) if known is None else self.const(known, torch.bool)
+        if place is not None:
+            found = place
         if found.number is None:
             found.number = node
         return found
+
+    def _position(self, node: Node, args: tuple[Val, ...]) -> Val | None:
+        """What is computed of positions and sizes alone, as the index that it is: a place that is known in memory."""
+        if node.dtype != torch.int64 or node.op not in _OF_POSITIONS or not all(a.dtype == torch.int64 for a in args):
+            return None
+        given = [_as_index(a) for a in args]
+        if any(each is None for each in given) or not any(a.op == "index" for a in args):
+            return None
+        at = _OF_POSITIONS[node.op](self.body.space, *given)
+        if at is None or any(abs(coeff) > _FACTOR for _, coeff in at.terms):
+            return None
+        if any(s in self.body.space for s in at.symbols):
+            return self.val("index", (), torch.int64, None, at)
+        return self.const(at.value if at.is_const else at, torch.int64)
 
     def _convert(self, x: Val, dtype: torch.dtype) -> Val:
         if x.dtype == dtype:
@@ -276,6 +292,9 @@ class _Tracer:
         low, high = _limits(i, self.body.space)
         if low >= 0 and extent.kind == "const" and high < extent.args[0]:
             return i
+        if i.op == "index" and i.at is not None and self.decided(i.at):
+            if self.decided(ex.sub(ex.sub(extent, ONE), i.at)):
+                return i
         return self._checked("bounded", i, extent, where)
 
     def _checked(self, op: str, v: Val, attr: Any, where: tuple[Expr, ...]) -> Val:
@@ -318,7 +337,7 @@ class _Tracer:
     def wrapped(self, i: Val, extent: Expr) -> Val:
         """An index that may be negative, counted from the end."""
         i = self._convert(i, torch.int64)
-        if _limits(i, self.body.space)[0] >= 0:
+        if _limits(i, self.body.space)[0] >= 0 or i.op == "index" and i.at is not None and self.decided(i.at):
             return i
         negative = self.val("lt", (i, self.const(0, torch.int64)), torch.bool)
         moved = self.val("add", (i, self.val("size", (), torch.int64, extent)), torch.int64)
@@ -329,6 +348,43 @@ class _Tracer:
         self.body.nodes = list(nodes)
         self.body.prune()
         return self.body
+
+
+#: A factor of a position up to which no index comes to 64 bits.
+_FACTOR = 1 << 24
+
+
+def _as_index(v: Val) -> Expr | None:
+    """A position, a size or a whole number as an expression; None for another value."""
+    if v.op == "index":
+        return v.at
+    if v.op == "const":
+        return ex.const(int(v.attr)) if type(v.attr) is int else None
+    return v.attr if v.op == "size" and isinstance(v.attr, Expr) and not v.attr.is_float else None
+
+
+def _times(space: Ranges, a: Expr, b: Expr) -> Expr | None:
+    varies = [any(s in space for s in e.symbols) for e in (a, b)]
+    return None if all(varies) else ex.mul(a, b)
+
+
+def _divided(space: Ranges, a: Expr, b: Expr) -> Expr | None:
+    return div(a, b, space) if b.is_const and b.value > 0 and nonneg(lower(a, space)) else None
+
+
+def _remaining(space: Ranges, a: Expr, b: Expr) -> Expr | None:
+    return rem(a, b, space) if b.is_const and b.value > 0 and nonneg(lower(a, space)) else None
+
+
+#: Of positions and numbers: what is computed of them, where that is an index of normal form again.
+_OF_POSITIONS: dict[str, Callable[..., Expr | None]] = {
+    "add": lambda space, a, b: ex.add(a, b),
+    "sub": lambda space, a, b: ex.sub(a, b),
+    "neg": lambda space, a: ex.neg(a),
+    "mul": _times,
+    "floor_div": _divided,
+    "remainder": _remaining,
+}
 
 
 def _held(v: Val) -> bool:

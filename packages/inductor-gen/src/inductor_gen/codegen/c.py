@@ -29,7 +29,7 @@ import torch
 
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.creduce import TILE, Stage
-from inductor_gen.codegen.pieces import Emit, Seam, draws, in_pieces, in_stretches, masked, seams
+from inductor_gen.codegen.pieces import Emit, Seam, draws, in_pieces, in_runs, in_stretches, masked, run_along, seams
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.turned import LINE, across, allocate, bring, crowds, strips, turn, turned
@@ -360,7 +360,12 @@ class _Kernel:
         drawn = draws(self.body, vals, loop) if long else []
         if drawn:
             emit = in_stretches(self, drawn, loop, emit)
-        in_pieces(self, found, start, stop, emit)
+        places = [v.at for v in vals if v.at is not None] + [s.at for s in self.body.stores]
+        run = run_along(self.body, places, loop, self.hint) if long and not drawn else None
+        if run is None:
+            in_pieces(self, found, start, stop, emit)
+        else:
+            in_runs(self, run, loop, lambda first, last: in_pieces(self, found, first, last, emit))(start, stop)
 
     def store(self, s: Store) -> None:
         self.w.line(self.names.store(s, rounds=s.value.id in self.fresh))

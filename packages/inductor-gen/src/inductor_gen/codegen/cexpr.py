@@ -61,6 +61,8 @@ class Names:
         self._vals: dict[int, str] = {}
         #: Where the random words of values stand that are made before a stretch of their loop.
         self.words: dict[int, str] = {}
+        #: Quotients and remainders whose values a loop around knows.
+        self.known: dict[Expr, str] = {}
         #: Where elements stand that were brought elsewhere before they are loaded.
         self.elements: dict[int, str] = {}
         #: Names of the bits of halves that were only moved so far, where the text is now.
@@ -161,6 +163,8 @@ class Names:
     def _atom(self, atom: Expr) -> str:
         if atom in self._vars:
             return self._vars[atom]
+        if atom in self.known:
+            return self.known[atom]
         found = self.body.atoms.get(atom)
         if found is not None:
             return self.gathered(found)

@@ -1,13 +1,13 @@
 """Loops over the pieces of a range in which tests of places do not change (a side of a seam, the inside of a border),
-and over stretches of it for which random numbers are made before."""
+over its runs in which a quotient of places does not, and over stretches for which random numbers are made before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from inductor_gen.kernel.body import Body, Val, linear
-from inductor_gen.loops.index import ONE
+from inductor_gen.loops.index import ONE, ZERO, lift
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -15,10 +15,13 @@ from prims.spec.expr import Expr
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
 
-__all__ = ["Emit", "Seam", "draws", "in_pieces", "in_stretches", "masked", "seams"]
+__all__ = ["Emit", "Seam", "draws", "in_pieces", "in_runs", "in_stretches", "masked", "run_along", "seams"]
 
 #: Kinds of pieces, and statements in all of them: each is compiled by itself.
 KINDS, STATEMENTS = 5, 256
+
+#: Steps of a run from which on it is worth a loop: a division of 64 bits takes as long as some of them, in every step.
+RUN = 8
 
 _DRAWN = ("random_uniform", "random_normal")
 
@@ -100,6 +103,48 @@ def in_pieces(kernel: _Kernel, found: Sequence[Seam], start: str, stop: str, emi
         w.line(f"if ({name} > s_ && {name} < u_) u_ = {name};")
     _branch(kernel, names, list(found), emit)
     w.close(2)
+
+
+def run_along(body: Body, places: Iterable[Expr], loop: Expr, hint: Callable[[Expr], int]) -> tuple[Expr, Expr] | None:
+    """The dividend and the divisor of all quotients and remainders that change along a loop, where these are the same
+    in all of them, and each is that of some steps in a row: dimensions that a reshape regroups."""
+    found: set[tuple[Expr, Expr]] = set()
+    for place in places:
+        for mono, _ in place.terms:
+            for atom, _ in mono:
+                if loop not in atom.symbols or atom is loop:
+                    continue
+                if atom.kind not in ("floordiv", "mod") or any(s in body.atoms for s in atom.symbols):
+                    return None
+                found.add((atom.args[0], atom.args[1]))
+    if len(found) != 1:
+        return None
+    ((dividend, divisor),) = found
+    whole = lift(dividend, divisor, body.space) is ZERO and not any(s in body.space for s in divisor.symbols)
+    steps = whole and linear(body, dividend, loop) is ONE and min(hint(divisor), hint(body.space[loop])) >= RUN
+    return (dividend, divisor) if steps else None
+
+
+def in_runs(kernel: _Kernel, run: tuple[Expr, Expr], loop: Expr, emit: Emit) -> Emit:
+    """A loop over runs of steps in which a quotient stays the same and its remainder counts them."""
+    dividend, divisor = run
+
+    def over(start: str, stop: str) -> None:
+        w, names = kernel.w, kernel.names
+        rest, by = names.index(ex.sub(dividend, loop)), names.index(divisor)
+        w.open("")
+        w.line(f"const int64_t d_ = {rest}, k_ = {by};")
+        w.open(f"for (int64_t g_ = {start}, z_; g_ < {stop}; g_ = z_)")
+        w.line("const int64_t q_ = (d_ + g_) / k_, m_ = q_ * k_ - d_;")
+        w.line(f"z_ = m_ + k_ < {stop} ? m_ + k_ : {stop};")
+        atoms = ex.floordiv(dividend, divisor), ex.mod(dividend, divisor)
+        names.known |= dict(zip(atoms, ("q_", f"({names.var(loop)} - m_)"), strict=True))
+        emit("g_", "z_")
+        for atom in atoms:
+            del names.known[atom]
+        w.close(2)
+
+    return over
 
 
 def draws(body: Body, vals: Sequence[Val], loop: Expr) -> list[Val]:

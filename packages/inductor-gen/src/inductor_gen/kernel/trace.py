@@ -263,7 +263,7 @@ class _Tracer:
         at = _OF_POSITIONS[node.op](self.body.space, *given)
         if at is None or any(abs(coeff) > _FACTOR for _, coeff in at.terms):
             return None
-        if any(s in self.body.space for s in at.symbols):
+        if any(s in self.body.space or s in self.body.atoms for s in at.symbols):
             return self.val("index", (), torch.int64, None, at)
         return self.const(at.value if at.is_const else at, torch.int64)
 

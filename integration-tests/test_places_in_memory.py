@@ -153,3 +153,46 @@ def test_every_operator_can_be_written_down():
         graph.output(graph.call_function(function, (graph.placeholder("x"),), inputs))
         make_printable(graph)
         compile(graph.python_code("self").src, name, "exec")
+
+
+def sliding_windows(x, z):
+    """Strided reads of a value that lies in a piece of memory behind another."""
+    s = torch.fft.rfft(x).abs()
+    y = torch.cat([x[:, :16].flip(1) * 2, x * 3, x[:, -16:].flip(1) * 4], 1)
+    w = y.as_strided((y.shape[0], (y.shape[1] - 8) // 4 + 1, 8), (y.shape[1], 4, 1), 0)
+    return (w * s[:, :8].unsqueeze(1)).sum(-1), s
+
+
+def complex_windows(x, z):
+    y = torch.cat([z[:, :16].flip(1) * 2, z * 3, z[:, -16:].flip(1) * 4], 1)
+    w = y.as_strided((y.shape[0], (y.shape[1] - 8) // 4 + 1, 8), (y.shape[1], 4, 1), 0)
+    return (w * x[:, :1].unsqueeze(1)).abs().sum(-1), y.abs().flip(0)
+
+
+def back_and_forth(x, z):
+    window = torch.hann_window(32)
+    y = torch.istft(torch.complex(x[:, :21] * 0.5, x[:, 21:42] * 0.8).expand(17, -1, -1).movedim(1, 0), 32, 8, window=window)
+    b = torch.stft(y, 32, 8, window=window, return_complex=True)
+    return torch.view_as_real(b).sum(-1), b.abs()
+
+
+def of_what_a_library_made(x, z):
+    y = torch.linalg.solve(torch.eye(z.shape[1], dtype=z.dtype) * 2, torch.fft.fft(z).mT).mT.contiguous()
+    w = y.as_strided((y.shape[0], 4, 3), (y.shape[1], 2, 1), 1)
+    return w.abs().sum(-1) + x[:, :4], y.abs().flip(0)
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager_close", "eager_exact"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("program", [sliding_windows, complex_windows, back_and_forth, of_what_a_library_made])
+def test_strided_reads_of_shared_pieces(program, dynamic, numerics):
+    """An operator that counts from where a storage begins is not called on a part of one."""
+    compiled = compile_api.compile(program, dynamic=dynamic, options={"numerics": numerics})
+    for rows in (2, 3):
+        pick = torch.Generator().manual_seed(rows)
+        x = torch.randn(rows, 160, generator=pick)
+        z = torch.complex(x, x.flip(1))
+        torch.testing.assert_close(compiled(x, z), program(x, z), atol=1e-3, rtol=1e-3)
+    report = compiled.report()
+    assert report.verdict == "compiled", str(report)
+    assert not any("as_strided" in each.name for each in report.externs)

@@ -28,7 +28,7 @@ from prims.lower.readback import read_back
 from prims.lower.rebuild import Rebuild
 from prims.lower.regions import UPDATES, write_region, written_regions
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
-from prims.lower.strided import STRIDED
+from prims.lower.strided import STRIDED, strided_call
 from prims.lower.writes import Writes
 from prims.ops import PrimOp
 from prims.spec import TensorSpec
@@ -63,6 +63,12 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"), todo=todo)
         return opaque_call(p, node, args, kwargs)
 
+    def strided(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+        given = (*args, *(kwargs.get(name) for name in names[len(args) :]))
+        called, given = strided_call(node.args[0].meta["spec"], node.target, given)  # type: ignore[union-attr]
+        return opaque_call(p, node, given, {}, target=called)
+
     regions = written_regions(env) if UPDATES in context.claims else {}
     once = Once(p, context.claims)
     writes = Writes(p, build.values)
@@ -87,7 +93,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             doubt = not_exact(node) if context.options.numerics == "eager_exact" else None
             if doubt is not None and context.report is not None:
                 context.report.not_exact(name, doubt, node.meta.get("source"))
-            return opaque_call(p, node, args, kwargs)
+            return strided(node, args, kwargs) if name in STRIDED else opaque_call(p, node, args, kwargs)
         if _is_complex(node):
             pair = paired(p, name, node, args, kwargs)
             if pair is not None:
@@ -108,7 +114,9 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             if not _is_complex(node):
                 return rule(*args, **kwargs)
             pair = each_part(p, rule, args, kwargs)
-            return extern(node, args, kwargs, "complex numbers") if pair is None else pair
+            if pair is not None:
+                return pair
+            return strided(node, args, kwargs)
         fn = get(target)
         if fn is None and target.namespace != "aten":
             control = control_of(target)

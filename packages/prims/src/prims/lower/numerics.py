@@ -21,7 +21,8 @@ __all__ = ["ACCUMULATES", "EXACT", "not_exact", "stays_eager"]
 
 # Values are moved, chosen or made, never computed.
 _MOVES = """
-_reshape_alias _reshape_copy _unsafe_view alias alias_copy block_diag broadcast_tensors cat chunk clone
+_reshape_alias _reshape_copy _unsafe_view alias alias_copy as_strided as_strided_copy as_strided_scatter block_diag
+broadcast_tensors cat chunk clone
 concat concatenate contiguous copy detach detach_copy diag_embed diagonal diagonal_backward diagonal_copy
 diagonal_scatter empty.memory_format empty_like empty_permuted empty_strided expand expand_as expand_copy eye eye.m
 fill.Scalar fill.Tensor flatten.using_ints flip full full_like gather index.Tensor _unsafe_index.Tensor index_copy

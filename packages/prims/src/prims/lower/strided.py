@@ -14,7 +14,9 @@ import torch
 from prims.decomp.common import Size, Value, iota_along, numel, to_dtype
 from prims.decomp.views import permuted, reshaped
 from prims.errors import Unsupported
+from prims.registry import define_operator
 from prims.spec import TensorSpec
+from prims.spec.infer import meta_rule
 
 
 def _storage_order(spec: TensorSpec) -> tuple[int, ...]:
@@ -103,6 +105,33 @@ def as_strided_scatter(
     written = p.index_put(flat, (at,), (0,), to_dtype(p, src, self.dtype), False)
     stored = reshaped(p, written, tuple(self.shape[d] for d in order))
     return permuted(p, stored, tuple(sorted(range(len(order)), key=order.__getitem__)))
+
+
+def _strided_from(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    return x.as_strided(size, stride, x.storage_offset() + offset).clone()
+
+
+define_operator("strided_from(Tensor self, SymInt[] size, SymInt[] stride, SymInt offset) -> Tensor", _strided_from)
+
+
+@meta_rule("quintet.strided_from.default")
+def _strided_from_rule(x: TensorSpec, size: Sequence[Size], stride: Sequence[Size], offset: Size) -> TensorSpec:
+    return TensorSpec(size, x.dtype, x.device)
+
+
+def strided_call(spec: TensorSpec, target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """``as_strided`` as the call of an operator that counts from the first element of what it is given: the memory that
+    a value has in a compiled program begins where the plan puts it, not where its storage does.
+
+    Raises:
+        Unsupported: ``spec``, of its operand, leaves memory out between the elements, or it is not ``as_strided``.
+    """
+    if "scatter" in str(target):
+        raise Unsupported(f"{target} of complex numbers")
+    _storage_order(spec)
+    x, size, stride, *rest = args
+    offset = rest[0] - spec.storage_offset if rest and rest[0] is not None else 0
+    return torch.ops.quintet.strided_from.default, (x, size, stride, offset)
 
 
 STRIDED: dict[str, Callable[..., Value]] = {

@@ -63,6 +63,8 @@ class Plan:
         #: New objects that are filled after they are all built.
         self.made: list[Value] = []
         self.uses: dict[int, int] = {}
+        #: All values that were looked at, some of which are made for that: no other is to have the identity of one.
+        self._looked_at: list[Value] = []
         self._output_index: dict[int, int] = {}
         self._source_index: dict[int, int] = {}
         self._open: set[int] = set()
@@ -87,6 +89,8 @@ class Plan:
                 return
             raise GraphBreak("QB10", f"{value.describe()} that contains itself")
         self.uses[key] = count + 1
+        if not count:
+            self._looked_at.append(value)
         if count or type(value) is ConstantValue:
             return
         self.built.append(value)
@@ -130,6 +134,7 @@ class CodeGen:
         self.parameters = parameters
         self.instructions: list[Any] = []
         self._temporaries: dict[int, str] = {}
+        self._in_temporaries: list[Value] = []
         self._source_slots = source_slots
         self._counter = 0
         #: How many of the region's changes to an existing set have been made, by the set's value.
@@ -236,7 +241,7 @@ class CodeGen:
 
     def keep(self, value: Value) -> None:
         """Store the top, which is ``value``, in a temporary as well."""
-        name = self._temporaries[id(value)] = self.new_name("tmp")
+        name = self._temporary_of(value)
         self.emit("COPY", 1)
         self.emit("STORE_FAST", name)
 
@@ -251,8 +256,13 @@ class CodeGen:
         if id(value) in self._temporaries:
             self.pop()
         else:
-            name = self._temporaries[id(value)] = self.new_name("tmp")
-            self.emit("STORE_FAST", name)
+            self.emit("STORE_FAST", self._temporary_of(value))
+
+    def _temporary_of(self, value: Value) -> str:
+        """A temporary for a value, which may have been made for this, and is to keep its identity."""
+        self._in_temporaries.append(value)
+        name = self._temporaries[id(value)] = self.new_name("tmp")
+        return name
 
     def forget(self, values: list[Value] | None) -> None:
         """Empty the temporaries of values that are on the stack (None: all that the code holds).

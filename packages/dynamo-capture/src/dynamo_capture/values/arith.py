@@ -77,8 +77,11 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
                 a, b = decided(tx, a), decided(tx, b)
                 if fn is operator.pow and _is_power_of_floats(a, b):
                     return tx.graph_call(power, [a, b], {})
-            elif fn is operator.pow and isinstance(a, SymValue):
-                a = tx.from_python(of_number).realize().call(tx, [a], {}).realize()  # whose logarithm is a derivative
+            elif fn is operator.pow and isinstance(a, SymValue) and _needs_a_tensor(a, b):
+                kind = b.example.dtype  # type: ignore[attr-defined]
+                whole = a.pytype is not float or kind.is_floating_point or kind.is_complex
+                dtype = {"dtype": tx.from_python(kind)} if whole else {}
+                a = tx.from_python(of_number).realize().call(tx, [a], dtype).realize()
             if not _numbers_may_fail(fn, a, b):
                 return tx.graph_call(fn, [a, b], {})
             return _fold(tx, fn, a, b)
@@ -136,6 +139,11 @@ def _numbers_may_fail(fn: Callable[..., Any], a: Value, b: Value) -> bool:
         fails = bool(y < 0) and (not isinstance(x, (float, torch.SymFloat)) or bool(x == 0))
         return fails or (isinstance(y, (float, torch.SymFloat)) and bool(x < 0))
     return False
+
+
+def _needs_a_tensor(base: SymValue, exponent: Value) -> bool:
+    """Whether PyTorch takes no symbol as the base of a tensor's power: an int, or one that a logarithm is taken of."""
+    return base.pytype is not float or exponent.example.requires_grad  # type: ignore[attr-defined, no-any-return]
 
 
 def _is_power_of_floats(a: Value, b: Value) -> bool:

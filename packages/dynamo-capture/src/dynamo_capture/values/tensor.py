@@ -288,9 +288,10 @@ class TensorValue(Value):
         if name == "new" and len(args) == 1 and args[0].realize().pytype is torch.Size:
             name = "new_empty"  # a size as a size: in the graph it is a plain tuple, which would be data
         if name == "new_tensor" and len(args) == 1 and not kwargs.keys() - {"dtype", "device"}:
-            from dynamo_capture.values.torch_calls import has_symbols
+            from dynamo_capture.values.torch_calls import has_place, has_symbols
 
-            if isinstance(data := args[0].realize(), SymValue) or has_symbols(data):
+            data = args[0].realize()
+            if has_place(tx, data) if isinstance(data, SymValue) else has_symbols(tx, data):
                 like = {each: self.getattr(tx, each) for each in ("dtype", "device")}
                 return tx.from_python(torch.tensor).realize().call(tx, args, like | kwargs)
         if name == "as_subclass":

@@ -192,9 +192,9 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         if isinstance(made_of := args[0].realize(), ArrayValue):
             return tensor_of(tx, fn, made_of, kwargs)
     if fn in TENSOR_MAKERS and len(args) == 1 and isinstance(number := args[0].realize(), SymValue):
-        body = of_number if number.pytype is not bool and not kwargs.keys() - {"dtype", "device"} else body
+        body = of_number if has_place(tx, number) and not kwargs.keys() - {"dtype", "device"} else body
     if fn in (torch.tensor, torch.as_tensor) and len(args) == 1 and not kwargs.keys() - {"dtype", "device"}:
-        body = of_numbers if has_symbols(args[0].realize()) else body
+        body = of_numbers if has_symbols(tx, args[0].realize()) else body
     if body is not None:
         return tx.from_python(body).realize().call(tx, args, kwargs)
     if fn is torch.pow and len(args) == 2 and not kwargs and isinstance(base := args[0].realize(), SymValue):
@@ -220,7 +220,17 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
 _FEW = 32
 
 
-def has_symbols(data: Value) -> bool:
+def has_place(tx: Capture, number: SymValue) -> bool:
+    """Whether a symbolic number surely has a place in a tensor of 64 bits: none that is made of the frame's numbers,
+    as what is too large is an error of its own."""
+    if number.pytype is not int:
+        return number.pytype is float
+    expr = number.example.node.expr
+    of_frame = (inp.node.meta["spec"] for inp in tx.graph.input_list() if isinstance(inp.value, SymValue))
+    return expr.is_symbol or expr.free_symbols().isdisjoint(spec.expr.symbol_name for spec in of_frame)  # type: ignore[no-any-return]
+
+
+def has_symbols(tx: Capture, data: Value) -> bool:
     """Whether it is a short list or tuple of plain numbers, symbolic ones among them."""
     from dynamo_capture.values.containers import ListValue, TupleValue
 
@@ -228,7 +238,8 @@ def has_symbols(data: Value) -> bool:
         return False
     items = [item.realize() for item in data.items]
     plain = all(isinstance(x, SymValue) or type(x) is ConstantValue and type(x.value) in (int, float) for x in items)
-    return plain and any(isinstance(x, SymValue) and x.pytype is not bool for x in items)
+    symbols = [x for x in items if isinstance(x, SymValue)]
+    return plain and bool(symbols) and all(has_place(tx, x) for x in symbols)
 
 
 def _seen_through(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], brk: GraphBreak) -> Value:

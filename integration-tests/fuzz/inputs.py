@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["LAYOUTS", "make", "ramp"]
 
-LAYOUTS = ("contiguous", "transposed", "sliced", "expanded", "offset", "channels_last", "reversed_dims", "overlapping",
-           "part")  # fmt: skip
+LAYOUTS = ("contiguous", "transposed", "sliced", "expanded", "offset", "channels_last", "reversed_dims", "overlapping")
 
 
 def values(sizes: Sequence[int], dtype: torch.dtype, generator: torch.Generator, exact: bool) -> torch.Tensor:

@@ -434,7 +434,7 @@ class Capture:
             self.guards.is_object(Source("builtin", None, name), builtins[name])
         if globals_ is self.request.globals:
             self.guards.contains(Source("globals_dict", None, ()), name, False)
-        elif not rules.is_library_name(globals_.get("__name__")):
+        elif (owner := globals_.get("__name__")) is None or not rules.is_library_name(owner):
             self.guards.contains(Source("constant", None, (globals_,)), name, False)
 
     def _global_source(self, globals_: dict[str, Any], name: str) -> Source | None:

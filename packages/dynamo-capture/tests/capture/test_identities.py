@@ -48,3 +48,66 @@ def test_what_planning_makes_keeps_its_identity(capture):
         torch.testing.assert_close([each.as_subclass(torch.Tensor) for each in found[:4]],
                                    [each.as_subclass(torch.Tensor) for each in wanted[:4]])  # fmt: skip
         assert [next(each) for each in found[4]] == [next(each) for each in wanted[4]]
+
+
+LOG = []
+
+
+class Box:
+    pass
+
+
+def made():
+    try:
+        yield 1
+    finally:
+        LOG.append("made")
+
+
+def making(box):
+    try:
+        yield 1
+    finally:
+        started = made()
+        next(started)
+        box.held.append(started)
+        LOG.append("making")
+
+
+def dropping(box):
+    try:
+        yield 1
+    finally:
+        box.held = None
+        LOG.append("dropping")
+
+
+def closed_in_order(x, box):
+    """What closing one generator makes may get the address of an object that the function has let go of."""
+    one, two, three, four = Box(), Box(), Box(), Box()  # noqa: F841
+    a, b = making(box), dropping(box)
+    next(a), next(b)
+    return x + 1
+
+
+def test_generators_are_closed_in_their_order(capture):
+    rows = []
+    for run in (closed_in_order, capture(closed_in_order, strict=False)):
+        LOG.clear()
+        box = Box()
+        box.held = []
+        run(torch.ones(2), box)
+        rows.append(list(LOG))
+    assert rows[0] == rows[1]
+
+
+def test_a_namespace_without_a_name_is_guarded(capture):
+    """A global that hides a builtin, in the namespace of code that was executed without one of a module."""
+    space = {}
+    exec("def inner(x):\n    return x * abs(-3)", space)
+    inner = space["inner"]
+    compiled = capture(lambda x: inner(x) + 1)
+    x = torch.ones(2)
+    torch.testing.assert_close(compiled(x), inner(x) + 1)
+    space["abs"] = lambda number: 7
+    torch.testing.assert_close(compiled(x), inner(x) + 1)

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from bytecode import Instr, Label, TryBegin, TryEnd
 
@@ -22,6 +23,7 @@ from dynamo_capture.values.base import PREVIOUS, LazyValue, NullValue, ObservedE
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.hooks import kept_handle
+from dynamo_capture.values.iterators import GeneratorValue
 from dynamo_capture.values.later import changed_since
 from dynamo_capture.values.leaves import escaped
 from dynamo_capture.values.local_classes import leaving_class
@@ -98,7 +100,7 @@ class RootFrame(Frame):
         #: The step of the instruction that raised last; one that raises again only where none here has raised.
         self.raised: int | None = None
         #: What :meth:`_held` told before the variables went.
-        self.held: frozenset[int] = frozenset()
+        self.held: list[ref[GeneratorValue]] = []
         #: Variables that are handed on at a break though nothing reads them: their generators live to the end.
         self.kept: frozenset[str] = frozenset()
         info = resume_info(code)
@@ -172,9 +174,10 @@ class RootFrame(Frame):
             brk = stop if isinstance(stop, GraphBreak) else GraphBreak(self._undecided(), stop.reason)
             raise SkipFrame.at_break(brk, where=self.tx.location()) from None
 
-    def _held(self) -> frozenset[int]:
-        """The values of variables that are never assigned again."""
-        return frozenset(id(value) for name, value in self.locals.items() if self.decoded.assigned_once(name))
+    def _held(self) -> list[ref[GeneratorValue]]:
+        """The generators in variables that are never assigned again, some of which go while others are closed."""
+        found = self.locals.items()
+        return [ref(v) for name, v in found if isinstance(v, GeneratorValue) and self.decoded.assigned_once(name)]
 
     def _start_of_call(self, index: int) -> int:
         """How many instructions (KW_NAMES and PRECALL) before its CALL a call begins."""
@@ -205,7 +208,8 @@ class RootFrame(Frame):
         manager = contextlib._GeneratorContextManager
         made = [value for value in plan.built if isinstance(value, ObjectValue) and issubclass(value.cls, manager)]
         # None is looked at: what the code needs has been planned.
-        safe = {id(value.attrs.get("gen")) for value in made} | (self._held() if self.running else self.held)
+        held = [value for each in (self._held() if self.running else self.held) if (value := each()) is not None]
+        safe = {id(value.attrs.get("gen")) for value in made} | set(map(id, held))
         safe &= {id(value) for value in plan.built}
         for started in left:
             if id(started.value()) not in safe:

@@ -98,19 +98,23 @@ def add_size_guards(tx: Capture) -> None:
     for first, second in tx.sizes.equal_numbers:
         programs.append([("int", first.node(tree)), ("int", second.node(tree)), "=="])
     of_one = {source.node(tree) for source in tx.sizes.of_one}
+    bounds = []
     for info in tx.symbols:
         operand = operands.get(info.name)
         if operand is not None and info.min > (1 if operand[1] in of_one else -(2**63)):
             if operand[0] != "size" or operand[1] in of_one:  # the guards of other tensors check the least size
                 programs.append([operand, info.min, ">="])
+                bounds.append(f"{info.source} >= {info.min}")
     programs.extend(_least(tx, operands))
     programs.extend(_equal(tx, operands))
     whole: list[Any] = []
     for i, one in enumerate(programs):  # joined one by one: the evaluator's stack is 64 deep
         whole.extend(one if i == 0 else [*one, "and"])
     if programs:
-        text = " and ".join(str(g.expr) for g in tx.symbols.guards) or "symbolic sizes keep their relations"
-        tree.check_shape(whole, text=text, reason="; ".join(sorted({g.reason for g in tx.symbols.guards})))
+        asked = [str(g.expr) for g in tx.symbols.guards] or bounds
+        text = " and ".join(asked) or "symbolic sizes keep their relations"
+        reasons = {g.reason for g in tx.symbols.guards} or ({"a number that changes"} if bounds else set())
+        tree.check_shape(whole, text=text, reason="; ".join(sorted(reasons)))
         tx.guards.guards.extend(Guard("size", str(g.expr), True, g.where) for g in tx.symbols.guards)
 
 

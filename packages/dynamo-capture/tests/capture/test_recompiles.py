@@ -485,3 +485,10 @@ def test_a_float_stays_a_constant_where_nothing_is_dynamic(capture):
     for a in (0.5, 0.9, 1.5):
         same(c(torch.ones(2), a), torch.full((2,), a))
     assert len(c.graphs) == 3
+
+
+def test_a_number_below_the_least_that_is_symbolic_is_named(capture):
+    compiled = capture(lambda x, steps: x + 1 if steps > 0 else x)
+    for steps in (9, 8, 7, 0):
+        compiled(torch.ones(3), steps)
+    assert compiled.report.recompiles[-1].reason.startswith("steps >= 2 [a number that changes]")

@@ -15,7 +15,7 @@ UNSUPPORTED = {
     "aten.addr.default": ["bool: addr of bool tensors"],
     "aten.avg_pool2d.default": ["int64: average pooling of integers"],
     "aten.avg_pool3d.default": ["int64: average pooling of integers"],
-    "aten.index.Tensor": ["float32: indexing with a mask: the result's size depends on data"],
+    "aten.index.Tensor": ["float32: indexing with a mask: how many elements it takes depends on data"],
     "aten.index_add.default": ["bool: index_put that accumulates bool"],
     "aten.index_put.default": ["bool: index_put that accumulates bool"],
     "aten.linspace.default": ["int64: linspace of integers or between tensors"],

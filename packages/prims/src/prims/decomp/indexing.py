@@ -109,7 +109,7 @@ def _indices(p: Any, self: Value, indices: Sequence[Value | None]) -> tuple[tupl
     if not found:
         raise unsupported("indexing without an index")
     if any(i.dtype in (torch.bool, torch.uint8) for _, i in found):
-        raise unsupported("indexing with a mask: the result's size depends on data")
+        raise unsupported("indexing with a mask: how many elements it takes depends on data")
     shape = broadcast_shapes(*(i.shape for _, i in found))
     return tuple(expand(p, i, shape) for _, i in found), tuple(d for d, _ in found)
 

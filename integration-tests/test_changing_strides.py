@@ -1,5 +1,5 @@
 """Inputs whose strides change from call to call without following from their sizes: parts of longer buffers, captured
-once more and no more, with eager's results, gradients and writes."""
+once or twice more and no more, with eager's results, gradients and writes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def alike(found, wanted):
 
 
 def settled(compiled, program):
-    """It was captured twice, but where the layout alternates between such as differ, and nothing was left to eager."""
+    """It was captured for the changing sizes and strides, twice where these begin to change apart; nothing was left to eager."""
     report = compiled.report()
     assert report.verdict == "compiled", str(report)
     assert len(report.recompiles) <= 2, f"{program}: {[each.reason for each in report.recompiles]}"

@@ -46,6 +46,15 @@ COMPLEX = "complex"
 """A backend claims this where it calls every overload on complex numbers, which no primitive knows, as it is."""
 
 
+def _strided(p: Any, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``as_strided`` as one call, where it does not dissolve into primitives."""
+    target: Any = node.target
+    operand: Any = node.args[0]
+    names = [a.name for a in target._schema.arguments]
+    called, given = strided_call(operand.meta["spec"], target, (*args, *map(kwargs.get, names[len(args) :])))
+    return opaque_call(p, node, given, {}, target=called)
+
+
 def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     """Write every aten op in primitives. What the backend claims stays one node; so does a call that PyTorch's own
     kernel does better, and what has no decomposition, this with a fallback recorded in the report. The rewrites of
@@ -62,12 +71,6 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             todo = "It is a call of PyTorch's own kernel between compiled ones; nothing needs to be done."
             context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"), todo=todo)
         return opaque_call(p, node, args, kwargs)
-
-    def strided(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-        given = (*args, *(kwargs.get(name) for name in names[len(args) :]))
-        called, given = strided_call(node.args[0].meta["spec"], node.target, given)  # type: ignore[union-attr]
-        return opaque_call(p, node, given, {}, target=called)
 
     regions = written_regions(env) if UPDATES in context.claims else {}
     once = Once(p, context.claims)
@@ -93,7 +96,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             doubt = not_exact(node) if context.options.numerics == "eager_exact" else None
             if doubt is not None and context.report is not None:
                 context.report.not_exact(name, doubt, node.meta.get("source"))
-            return strided(node, args, kwargs) if name in STRIDED else opaque_call(p, node, args, kwargs)
+            return _strided(p, node, args, kwargs) if name in STRIDED else opaque_call(p, node, args, kwargs)
         if _is_complex(node):
             pair = paired(p, name, node, args, kwargs)
             if pair is not None:
@@ -116,7 +119,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             pair = each_part(p, rule, args, kwargs)
             if pair is not None:
                 return pair
-            return strided(node, args, kwargs)
+            return _strided(p, node, args, kwargs)
         fn = get(target)
         if fn is None and target.namespace != "aten":
             control = control_of(target)

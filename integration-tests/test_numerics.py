@@ -411,3 +411,32 @@ def test_a_step_has_eagers_bits_or_is_eagers(name: str) -> None:
         assert report.kernels and not report.breaks
     else:
         assert breaks_at in str(report)
+
+
+_PERTURBED = {
+    "layer norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+    "group norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.SiLU(), nn.Linear(8, 3)),
+    "scales": lambda: nn.Sequential(nn.PReLU(6), nn.Linear(6, 8), nn.PReLU(8), nn.Linear(8, 3)),
+}
+
+
+@pytest.mark.parametrize("numerics", ["eager_close", "eager_exact"])
+@pytest.mark.parametrize("name", _PERTURBED)
+def test_what_is_written_behind_the_version_counter_reaches_a_backward_pass_as_eagers(name, numerics):
+    """Parameters that are perturbed for a forward pass alone, as weight noise does."""
+    torch.manual_seed(0)
+    model, gradients = _PERTURBED[name](), []
+    noise = [torch.randn_like(parameter) for parameter in model.parameters()]
+    x = torch.randn(5, 6)
+    compiled = compile_api.compile(copy.deepcopy(model), options={"numerics": numerics})
+    for each in (model, compiled):
+        for parameter, change in zip(each.parameters(), noise, strict=True):
+            parameter.data.add_(change)
+        loss = each(x).square().sum()
+        for parameter, change in zip(each.parameters(), noise, strict=True):
+            parameter.data.sub_(change)
+        loss.backward()
+        gradients.append([parameter.grad for parameter in each.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert compiled.report().verdict == "compiled"

@@ -434,14 +434,14 @@ class Capture:
             self.guards.is_object(Source("builtin", None, name), builtins[name])
         if globals_ is self.request.globals:
             self.guards.contains(Source("globals_dict", None, ()), name, False)
-        elif (owner := globals_.get("__name__")) is None or not rules.is_library_name(owner):
+        elif rules.library_of(globals_) is None:
             self.guards.contains(Source("constant", None, (globals_,)), name, False)
 
     def _global_source(self, globals_: dict[str, Any], name: str) -> Source | None:
         if globals_ is self.request.globals:
             return Source("global_", None, name)
-        owner = globals_.get("__name__")
-        if isinstance(owner, str) and rules.is_library_name(owner) and not rules.is_state(owner, globals_, name):
+        owner = rules.library_of(globals_)
+        if owner is not None and not rules.is_state(owner, globals_, name):
             self.guards.read_global(globals_, name, globals_[name])
             return None
         return Source("item", Source("constant", None, (globals_,)), name)

@@ -67,6 +67,15 @@ def is_library_name(module: str | None) -> bool:
     return package in _FIXED_NAMES and not _is_users_package(package)
 
 
+def library_of(globals_: dict[str, Any]) -> str | None:
+    """The name of the library's module whose globals these are; None for other namespaces, however they are called."""
+    name = globals_.get("__name__")
+    if not isinstance(name, str) or not is_library_name(name):
+        return None
+    module = sys.modules.get(name)
+    return name if isinstance(module, types.ModuleType) and vars(module) is globals_ else None
+
+
 #: Names of the standard library -> whether the program's own package of that name is what was imported.
 _USERS_PACKAGES: dict[str, bool] = {}
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import types
+
+import pytest
 import torch
 
 import dynamo_capture
@@ -111,3 +115,17 @@ def test_a_namespace_without_a_name_is_guarded(capture):
     torch.testing.assert_close(compiled(x), inner(x) + 1)
     space["abs"] = lambda number: 7
     torch.testing.assert_close(compiled(x), inner(x) + 1)
+
+
+@pytest.mark.parametrize("name", ["torch.made", "collections"])
+def test_a_namespace_that_takes_a_librarys_name_is_guarded(capture, name):
+    """The libraries' own globals are taken as fixed, and not kept: another dict may get the address of one that is gone."""
+    code = next(each for each in compile("def inner(x): return x * k", "<made>", "exec").co_consts
+                if isinstance(each, types.CodeType))  # fmt: skip
+    compiled = capture(lambda x, fn: fn(x) + 1, recompile_limit=40)
+    x = torch.ones(2)
+    for number in range(20):
+        inner = types.FunctionType(code, {"__name__": name, "k": float(number)})
+        torch.testing.assert_close(compiled(x, inner), x * number + 1)
+        del inner
+        gc.collect()

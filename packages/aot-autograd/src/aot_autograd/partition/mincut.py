@@ -53,10 +53,15 @@ def min_cut_partition(joint: Joint, options: Options) -> list[torch.fx.Node]:
 
     Where the budget is a size, as few of those operators run again as let the step's estimated peak fit
     (:mod:`aot_autograd.partition.peak`). A warning says so where it does not fit even then.
+
+    Under eager's numerics, without a budget, what eager saves is saved: what a program writes behind a version counter
+    between the two passes (``parameter.data``, the memory of a NumPy array) reaches a backward pass as it does eager's.
     """
+    limit = options.memory_limit
+    if options.numerics != "fast" and limit is None and float(options.memory_budget) >= 1:
+        return default_partition(joint, options)
     problem = _Problem(joint)
     chosen = problem.solve(frozenset())
-    limit = options.memory_limit
     if limit is not None:
         return _fitting(joint, problem, chosen, limit)
     share = float(options.memory_budget)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name, is_set_anew
+from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name, is_set_anew, library_of
 from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import Held
@@ -171,7 +171,7 @@ class LaterReads:
 
     def of_global(self, globals_: dict[str, Any], name: str, value: Value, builtin: bool) -> None:
         """A global name, which may be a builtin's where there is none."""
-        if is_library_name(globals_.get("__name__")):
+        if library_of(globals_) is not None:
             return
         found = _ABSENT if builtin else self._object(name, value, globals_.get(name, _ABSENT))
         if found is not _ABSENT and is_set_anew(globals_, name):

@@ -440,3 +440,39 @@ def test_what_is_written_behind_the_version_counter_reaches_a_backward_pass_as_e
         gradients.append([parameter.grad for parameter in each.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0])
     assert compiled.report().verdict == "compiled"
+
+
+_VIEWS = {
+    "diagonal": lambda x: x.diagonal(),
+    "every third": lambda x: x[:, ::3],
+    "a column": lambda x: x[:, 1],
+    "a part, transposed": lambda x: x[2:, :15].t(),
+    "windows": lambda x: x.unfold(1, 9, 4),
+    "shared elements": lambda x: x.as_strided((30, 20), (7, 2)),
+    "repeated": lambda x: x[:, :1].expand(37, 37),
+}
+_SUMS = {"sum": lambda v: v.sum(), "mean": lambda v: v.mean(-1), "norm": lambda v: v.norm(), "prod": lambda v: v.prod(0),
+         "logsumexp": lambda v: v.logsumexp(0)}  # fmt: skip
+_WRITTEN = {
+    "of an input": lambda x, view: view(x),
+    "of what is computed": lambda x, view: view(x * 1.5),
+    "after a write to it": lambda x, view: view(x * 1.5).mul_(1.5),
+    "after a write to what it is of": lambda x, view: view((x * 1.5).add_(1)),
+}
+
+
+@pytest.mark.parametrize("made", _WRITTEN)
+@pytest.mark.parametrize("kind", _SUMS)
+@pytest.mark.parametrize("view", _VIEWS)
+def test_eagers_kernels_are_given_what_lies_as_in_eager(view, kind, made):
+    """Eager's sums go by the strides of what they are given: gaps and shared elements included."""
+    if made == "after a write to it" and view in ("windows", "shared elements", "repeated"):
+        pytest.skip("PyTorch refuses to write to what shares elements")
+    compiled = compile_api.compile(
+        lambda x: _SUMS[kind](_WRITTEN[made](x, _VIEWS[view])), options={"numerics": "eager_exact"}
+    )
+    for seed in range(6):
+        x = torch.randn(37, 37, generator=torch.Generator().manual_seed(seed))
+        expected = _SUMS[kind](_WRITTEN[made](x.clone(), _VIEWS[view]))
+        assert torch.equal(compiled(x), expected), f"seed {seed}"
+    assert compiled.report().verdict == "compiled"

@@ -61,7 +61,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     `prims.lower.rewrites` are applied as nodes are made, one unit of fuel each. `prims.lower.numerics` says what stays
     one node besides, where results must be eager's.
     """
-    env = settled(read_back(env, context.claims))
+    env = settled(read_back(env, context.claims, context.options.numerics))
     build = Rebuild(env, context.claims, rewrites_for(context.options.numerics), fuel)
     p = build.p
     setattr(p, ASKED_FOR, False)

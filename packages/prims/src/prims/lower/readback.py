@@ -17,6 +17,7 @@ import torch.fx
 from prims.decomp.registry import get
 from prims.ir.envelope import Envelope
 from prims.lower.clean import erase_dead
+from prims.lower.numerics import stays_eager
 from prims.lower.regions import SCATTERS, SETTING, VIEWS, WHOLE
 from prims.spec import TensorSpec
 
@@ -26,8 +27,11 @@ __all__ = ["read_back"]
 _FAR = 6
 
 
-def read_back(env: Envelope, claims: Container[str]) -> Envelope:
-    """An aten envelope without these detours; the same one where there are none."""
+def read_back(env: Envelope, claims: Container[str], numerics: str = "fast") -> Envelope:
+    """An aten envelope without these detours; the same one where there are none.
+
+    What stays a call, by ``claims`` or ``numerics``, is given what lies in memory as its own operand does.
+    """
     same: dict[torch.fx.Node, torch.fx.Node] = {}
     onto: dict[torch.fx.Node, torch.fx.Node] = {}
     laid: dict[Any, torch.fx.Node] = {}  # those of ``same`` in whose place is what lies in the same memory
@@ -55,7 +59,7 @@ def read_back(env: Envelope, claims: Container[str]) -> Envelope:
                 base = resolved(base.args[0])
             if base is not resolved(node.args[0]):
                 onto[node] = base
-    return _with(env, same, onto, claims) if same or onto else env
+    return _with(env, same, onto, claims, numerics) if same or onto else env
 
 
 def _alike(a: TensorSpec, b: TensorSpec) -> bool:
@@ -70,13 +74,13 @@ def _fixed(place: tuple[Any, ...]) -> bool:
 
 def _with(
     env: Envelope, same: dict[torch.fx.Node, torch.fx.Node], onto: dict[torch.fx.Node, torch.fx.Node],
-    claims: Container[str],
+    claims: Container[str], numerics: str,
 ) -> Envelope:  # fmt: skip
     """The envelope with ``same`` nodes for those that read them, but where a node's layout counts, and with scatters
     ``onto`` others."""
     graph, made = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in env.graph.nodes:
-        plain = _takes_values(node, claims)
+        plain = _takes_values(node, claims, numerics)
         copy = graph.node_copy(node, lambda x, plain=plain: made[same.get(x, x) if plain else x])  # type: ignore[misc]
         if node in onto:
             copy.update_arg(0, made[onto[node]])
@@ -85,8 +89,9 @@ def _with(
     return env.replace(graph=graph)
 
 
-def _takes_values(node: torch.fx.Node, claims: Container[str]) -> bool:
+def _takes_values(node: torch.fx.Node, claims: Container[str], numerics: str) -> bool:
     """Does an operator take values alone, wherever they lie?"""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return str(node.target) not in claims and get(node.target) is not None  # which `as_strided` has not
+    known = str(node.target) not in claims and get(node.target) is not None  # which `as_strided` has not
+    return known and not stays_eager(numerics, node)

@@ -92,9 +92,10 @@ REASONS = _table(
      "Mark the tensor before it is passed to the compiled function."),
     ("QB27", "a checkpoint could not be captured",
      "Give use_reentrant, and let the function return tensors and write to nothing from outside: the backward pass "
-     "runs it again, and a batch norm updates its statistics twice, in eager too. PyTorch's own checkpoint is called "
-     "instead, and what it runs is eager: compile the module or function that is checkpointed (block.compile()) to "
-     "have it compiled."),
+     "runs it again, and a batch norm updates its statistics twice, in eager too. A policy (context_fn) may read what "
+     "stays as it is, and keep no state from one checkpoint to the next. PyTorch's own checkpoint is called instead, "
+     "and what it runs is eager: compile the module or function that is checkpointed (block.compile()) to have it "
+     "compiled."),
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 
@@ -67,15 +68,25 @@ WHOLE = {
         lambda h: checkpoint(block, h, use_reentrant=False).sin(), x, use_reentrant=False
     ),
     "sequential": lambda net, block, x: checkpoint_sequential(block, 2, x, use_reentrant=False),
+    "contexts": lambda net, block, x: checkpoint(
+        block, x, use_reentrant=False, context_fn=lambda: (torch.enable_grad(), torch.enable_grad())
+    ),
 }
+
+
+class Entered(contextlib.AbstractContextManager):
+    times = 0
+
+    def __exit__(self, *error):
+        Entered.times += 1
+
+
 BROKEN = {
     "outside": (of_a_dict_from_outside, "other than tensors"),
     "batch_norm": (lambda net, block, x: checkpoint(net.norm, x, use_reentrant=False), "side effects"),
     "context": (
-        lambda net, block, x: checkpoint(
-            block, x, use_reentrant=False, context_fn=lambda: (torch.enable_grad(), torch.enable_grad())
-        ),
-        "context_fn",
+        lambda net, block, x: checkpoint(block, x, use_reentrant=False, context_fn=lambda: (Entered(), Entered())),
+        "context_fn sees the class",
     ),
 }
 

@@ -19,6 +19,7 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.selective import context_function
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import special
 
@@ -62,8 +63,8 @@ def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     reentrant = _option(rest, "use_reentrant", None)
     options = {name: _option(rest, name, None) for name in _OPTIONS if name in rest}
     context = rest.pop("context_fn", None)
-    if context is not None and getattr(context.realize(), "fn", None) is not torch_checkpoint.noop_context_fn:
-        raise GraphBreak("QB27", "it has a context_fn")
+    if context is not None and getattr(context.realize(), "fn", None) is torch_checkpoint.noop_context_fn:
+        context = None
     if reentrant is None:
         raise GraphBreak("QB27", "it has no use_reentrant, which warns")
     if not torch.is_grad_enabled():
@@ -71,7 +72,11 @@ def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if reentrant:
         if rest or not any(isinstance(v, TensorValue) and v.example.requires_grad for v in inputs):
             raise GraphBreak("QB27", "it is reentrant, and no input needs a gradient")
+        if context is not None:
+            raise GraphBreak("QB27", "it is reentrant, and has a context_fn")
         options = {name: value for name, value in options.items() if name == "preserve_rng_state"}
+    if context is not None:
+        options["context_fn"] = context_function(tx, context)
     return _captured(tx, function, inputs, rest, options)
 
 

@@ -115,6 +115,7 @@ enum NodeKind {
     NODE_INSTANCE_DICT,
     NODE_ITEM,
     NODE_DICT_KEY,
+    NODE_DICT_VALUE,
     NODE_TYPE,
     NODE_FUNC_CLOSURE,
     NODE_FUNC_CLOSURE_CELL,
@@ -264,6 +265,10 @@ int trail_holds(GuardTree *tree, Trail *trail, PyObject *value, const GuardSourc
 void trail_free(Trail *trail);
 PyObject *trail_sizes(const Trail *trail);
 PyObject *guard_referent(PyObject *weak_reference);
+
+/* The first entry at or behind a place of a dict's table (borrowed); a dict from which nothing was taken has its n-th entry
+ * at the place n. False: there is none. */
+bool guard_dict_entry(PyObject *dict, Py_ssize_t place, PyObject **key, PyObject **value);
 bool guard_const_equal(PyObject *a, PyObject *b);
 /* guards_classes.c: true or false, -1 with an exception, new references. */
 bool guard_key_equal(PyObject *a, PyObject *b);

@@ -360,6 +360,12 @@ tree_dict_key(GuardTree *self, PyObject *args)
 }
 
 static PyObject *
+tree_dict_value(GuardTree *self, PyObject *args)
+{
+    return child_by_index(self, args, "in:dict_value", NODE_DICT_VALUE);
+}
+
+static PyObject *
 tree_func_closure(GuardTree *self, PyObject *args)
 {
     return child_by_index(self, args, "in:func_closure", NODE_FUNC_CLOSURE);
@@ -742,6 +748,7 @@ static PyMethodDef tree_methods[] = {
     METHOD(item, METH_VARARGS),
     METHOD(module_item, METH_VARARGS),
     METHOD(dict_key, METH_VARARGS),
+    METHOD(dict_value, METH_VARARGS),
     METHOD(type_of, METH_O),
     METHOD(func_closure, METH_VARARGS),
     METHOD(func_closure_cell, METH_VARARGS),

@@ -125,17 +125,17 @@ get_item(PyObject *container, PyObject *key, Py_ssize_t index)
     return PyObject_GetItem(container, key);
 }
 
-static PyObject *
-get_dict_key(PyObject *dict, Py_ssize_t index)
+bool
+guard_dict_entry(PyObject *dict, Py_ssize_t place, PyObject **key, PyObject **value)
 {
-    PyObject *key;
-    Py_ssize_t position = 0;
-    while (PyDict_Check(dict) && PyDict_Next(dict, &position, &key, NULL)) {
-        if (index-- == 0) {
-            return Py_NewRef(key);
-        }
-    }
-    return NULL;
+    return PyDict_Check(dict) && PyDict_Next(dict, &place, key, value);
+}
+
+static PyObject *
+get_of_dict(PyObject *dict, Py_ssize_t place, bool of_value)
+{
+    PyObject *key, *value;
+    return guard_dict_entry(dict, place, &key, &value) ? Py_NewRef(of_value ? value : key) : NULL;
 }
 
 static PyObject *
@@ -228,7 +228,8 @@ read_node(const Node *node, PyObject *parent, const GuardSource *source)
     case NODE_ITEM:
         return get_item(parent, node->arg, node->index);
     case NODE_DICT_KEY:
-        return get_dict_key(parent, node->index);
+    case NODE_DICT_VALUE:
+        return get_of_dict(parent, node->index, node->kind == NODE_DICT_VALUE);
     case NODE_TYPE:
         return Py_NewRef(Py_TYPE(parent));
     case NODE_FUNC_CLOSURE:

@@ -99,6 +99,9 @@ guard_path(GuardTree *tree, int id)
     case NODE_DICT_KEY:
         path = PyUnicode_FromFormat("list(%U)[%zd]", parent, node->index);
         break;
+    case NODE_DICT_VALUE:
+        path = PyUnicode_FromFormat("list(%U.values())[%zd]", parent, node->index);
+        break;
     case NODE_TYPE:
         path = PyUnicode_FromFormat("type(%U)", parent);
         break;

@@ -144,6 +144,17 @@ native_looks_up_plainly(PyObject *Py_UNUSED(module), PyObject *cls)
     return PyBool_FromLong(((PyTypeObject *)cls)->tp_getattro == PyObject_GenericGetAttr);
 }
 
+static PyObject *
+native_dict_entry(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *dict, *key, *value;
+    Py_ssize_t place;
+    if (!PyArg_ParseTuple(args, "O!n:dict_entry", &PyDict_Type, &dict, &place)) {
+        return NULL;
+    }
+    return place >= 0 && guard_dict_entry(dict, place, &key, &value) ? PyTuple_Pack(2, key, value) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef native_methods[] = {
     {"set_active", native_set_active, METH_O, "Make a context this thread's; returns the previous one."},
     {"get_active", native_get_active, METH_NOARGS, "This thread's active context."},
@@ -158,6 +169,7 @@ static PyMethodDef native_methods[] = {
     {"use_native", tensor_use_native, METH_VARARGS, "Switch the fast paths of tensor and state guards."},
     {"read_tensor", tensor_read, METH_O, "What the guards see of a tensor."},
     {"state_words", tensor_state_words, METH_NOARGS, "What the guards see of torch's global state."},
+    {"dict_entry", native_dict_entry, METH_VARARGS, "The entry at a place of a dict's table, None where there is none."},
     {"store_attribute", (PyCFunction)(void (*)(void))native_store_attribute, METH_FASTCALL, "object.__setattr__."},
     {"fill_ordered", (PyCFunction)(void (*)(void))native_fill_ordered, METH_FASTCALL, "Set items of an OrderedDict."},
     {"stats", native_stats, METH_NOARGS, "Counters since the last reset_stats."},

@@ -166,6 +166,10 @@ def entries(code: CodeType, context: Context | None = None) -> list[Entry]:
 def reset_code(code: CodeType) -> None:
     """Drop all entries of `code` and its remembered action."""
 
+def dict_entry(dict: dict[Any, Any], place: int) -> tuple[Any, Any] | None:
+    """The first entry at or behind a place of a dict's table, as `GuardTree.dict_key` and `dict_value` take it: the
+    n-th one where nothing was taken out of the dict."""
+
 def reset_all() -> None:
     """`reset_code` for every code object that has entries or a remembered `TRACE`."""
 
@@ -210,7 +214,9 @@ class GuardTree:
     def module_item(self, parent: int, table: str, name: str) -> int:
         """`parent.__dict__[table][name]`; table is "_parameters", "_buffers" or "_modules"."""
     def dict_key(self, parent: int, index: int) -> int:
-        """The `index`-th key of a dict in insertion order."""
+        """The first key at or behind a place of a dict's table: the `index`-th one where nothing was taken out."""
+    def dict_value(self, parent: int, index: int) -> int:
+        """The value of the same entry as `dict_key`'s."""
     def type_of(self, parent: int) -> int:
         """`type(parent)`."""
     def func_closure(self, parent: int, index: int) -> int:

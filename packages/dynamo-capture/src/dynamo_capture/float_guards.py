@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dynamo_capture import _native
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr, float_of_bits
 
 if TYPE_CHECKING:
@@ -187,11 +188,20 @@ def item_of(obj: Any, key: Any) -> Any:
     return obj[key] if kind is None else kind.__getitem__(obj, key)
 
 
+def entry_of(obj: Any, place: int) -> tuple[Any, Any]:
+    """The key and the value at a place of a dict's table."""
+    found = _native.dict_entry(obj, place)
+    if found is None:
+        raise KeyError(place)
+    return found
+
+
 _STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
     "instance_dict": lambda obj, key: obj.__dict__,
     "dict_attr": lambda obj, key: obj.__dict__[key],
     "item": item_of,
+    "dict_value": lambda obj, place: entry_of(obj, place)[1],
     "call": lambda obj, key: key(obj),
     "method_self": lambda obj, key: obj.__self__,
 }

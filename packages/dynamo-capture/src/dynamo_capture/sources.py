@@ -23,6 +23,7 @@ _FORMATS = {
     "instance_dict": "{0}.__dict__",
     "item": "{0}[{1!r}]",
     "dict_key": "list({0})[{1}]",
+    "dict_value": "list({0}.values())[{1}]",
     "type_of": "type({0})",
     "func_closure": "{0}.__closure__[{1}].cell_contents",
     "func_closure_cell": "{0}.__closure__[{1}]",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dynamo_capture.float_guards import item_of
+from dynamo_capture.float_guards import entry_of, item_of
 from dynamo_capture.rules import is_library_name
 from dynamo_capture.stored.facts import fact_of, instance_fact
 from dynamo_capture.stored.names import cached_form, walk
@@ -261,7 +261,8 @@ _CHILDREN: dict[str, Any] = {
     "instance_dict": _own,
     "item": item_of,
     "module_item": lambda obj, table, name: _own(obj)[table][name],
-    "dict_key": lambda obj, index: list(obj)[index],
+    "dict_key": lambda obj, place: entry_of(obj, place)[0],
+    "dict_value": lambda obj, place: entry_of(obj, place)[1],
     "type_of": type,
     "func_closure": lambda obj, index: obj.__closure__[index].cell_contents,
     "func_closure_cell": lambda obj, index: obj.__closure__[index],

@@ -147,8 +147,8 @@ _SEEN: dict[str, Callable[..., Any]] = {"check_global_state": _of_state, "check_
 
 ACCESSORS = frozenset((
     "local", "closure", "closure_cell", "global_", "globals_dict", "builtin", "constant", "attr", "dict_attr",
-    "instance_dict", "item", "module_item", "dict_key", "type_of", "func_closure", "func_closure_cell", "func_defaults",
-    "func_kwdefaults", "func_code", "method_self", "method_func", "grad", "call",
+    "instance_dict", "item", "module_item", "dict_key", "dict_value", "type_of", "func_closure", "func_closure_cell",
+    "func_defaults", "func_kwdefaults", "func_code", "method_self", "method_func", "grad", "call",
 ))  # fmt: skip
 CHECKS = frozenset((
     "check_type", "check_id", "check_equals", "check_len", "check_dict_keys", "check_contains",

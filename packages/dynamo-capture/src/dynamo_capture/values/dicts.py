@@ -8,6 +8,9 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import IdentityKey, LazyValue, Value
@@ -15,7 +18,7 @@ from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
-from dynamo_capture.values.identity import is_real_key, keyed, pin
+from dynamo_capture.values.identity import is_real_key, keyed, pin, source_of_existing
 from dynamo_capture.values.iterators import NativeWalk
 from dynamo_capture.values.tensor import TensorValue
 
@@ -42,7 +45,7 @@ class DictValue(Value):
     attributes that the region has set on an OrderedDict that it has made.
     """
 
-    __slots__ = ("_whole", "attrs", "cls", "default_factory", "entries", "obj")
+    __slots__ = ("_places", "_whole", "attrs", "cls", "default_factory", "entries", "obj")
 
     mutable = True
 
@@ -52,6 +55,7 @@ class DictValue(Value):
         self.obj = obj
         self.entries: dict[Any, tuple[Value, Value]] = _new_entries(cls)
         self._whole = obj is None
+        self._places: dict[int, int] | None = None  # of the existing keys, by identity
         self.default_factory: Value | None = default_factory
         self.attrs: dict[str, Value] = _NO_ATTRIBUTES
 
@@ -128,15 +132,39 @@ class DictValue(Value):
             entry = self.whole(tx).get(stand_in)
             return None if entry is None else entry[1]
         real_key = stand_in
+        source = self.source
+        given = source_of_existing(key) if source is not None and isinstance(real_key, torch.Tensor) else None
+        if source is not None and given is not None:
+            if not self.obj:
+                tx.guards.length(source, 0)
+                return None
+            found = self._under_tensor(tx, source, key, given, real_key)
+            if found is not None:
+                return found
         pin(tx, key)
         value = dict.get(self.obj, real_key, _MISSING)
-        source = self.source
         if source is not None:
             tx.guards.contains(source, real_key, value is not _MISSING)
         if value is _MISSING:
             return None
         lazy = tx.lazy(value, source and source.item(real_key))
         self.entries[stand_in] = (key, lazy)
+        return lazy
+
+    def _under_tensor(
+        self, tx: Capture, source: Source, key: Value, given: Source, tensor: torch.Tensor
+    ) -> Value | None:
+        """What an existing dict has under a tensor, as an optimizer's state does, by the place of the entry: whose key
+        is the tensor that the program asks for, whichever that is. The entries of another optimizer serve as well."""
+        if self._places is None:
+            self._places = {id(each): place for place, each in enumerate(dict.keys(self.obj))}
+        place = self._places.get(id(tensor))
+        entry = None if place is None else _native.dict_entry(self.obj, place)
+        if place is None or entry is None or entry[0] is not tensor:  # of a dict that things were taken out of
+            return None
+        tx.guards.same(Source("dict_key", source, place), given)
+        lazy = tx.lazy(entry[1], Source("dict_value", source, place))
+        self.entries[tensor] = (key, lazy)
         return lazy
 
     def truth(self, tx: Capture) -> bool:

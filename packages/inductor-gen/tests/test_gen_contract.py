@@ -21,7 +21,10 @@ PROGRAMS = {
     "term and product": (lambda p, x, y, z: p.add(z, p.mul(x, y)), 1),
     "product less a term": (lambda p, x, y, z: p.sub(p.mul(x, y), z), 1),
     "a term less a product": (lambda p, x, y, z: p.sub(z, p.mul(x, y)), 1),
-    "two products": (lambda p, x, y, z: p.add(p.mul(x, y), p.mul(y, z)), 1),
+    "two products": (lambda p, x, y, z: p.add(p.mul(x, y), p.mul(y, z)), 0),
+    "less a product": (lambda p, x, y, z: p.sub(p.mul(x, x), p.neg(p.mul(y, z))), 0),
+    "three products": (lambda p, x, y, z: p.add(p.sub(p.mul(x, x), p.mul(y, z)), p.mul(z, z)), 0),
+    "a product and what is made of one": (lambda p, x, y, z: p.add(p.abs(p.mul(x, x)), p.mul(y, z)), 1),
     "a product in two sums": (lambda p, x, y, z: p.mul(p.add(p.mul(x, y), z), p.sub(p.mul(x, y), x)), 2),
     "a product that is read elsewhere": (lambda p, x, y, z: p.mul(p.add(p.mul(x, y), z), p.mul(p.mul(x, y), x)), 0),
     "a product twice": (lambda p, x, y, z: p.add(p.mul(p.add(p.mul(x, y), p.mul(x, y)), y), z), 1),
@@ -34,6 +37,12 @@ def source(program, dtype=torch.float32, **options):
     env = build(program, specs)
     (made,) = lower_graph(env, Options(verify="off", **options), devices=lambda _: SERVER).sources()
     return made.text
+
+
+@pytest.mark.parametrize("jump", ["floor", "ceil", "trunc", "round", "sign"])
+def test_products_before_whole_numbers_are_rounded(jump):
+    program = lambda p, x, y, z: p.add(getattr(p, jump)(p.add(p.mul(x, y), z)), p.mul(y, z))
+    assert source(program).count("q_fma32(") == 1  # the other one
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])

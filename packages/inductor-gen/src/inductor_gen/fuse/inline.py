@@ -28,7 +28,7 @@ MAX_INLINED = 100
 MAX_AGAIN, MAX_READERS = 16, 64
 
 #: The bytes of a value that is nowhere in memory if it is made of little, and the share of their time that kernels may
-#: lose by making it.
+#: lose by making it; a quarter of that where what it is made of waits no longer in memory than the value would.
 LARGE, SLOWER = 1 << 20, 1 / 16
 
 #: Operations that a load takes whose place is one of several, of a concatenation or a pad say, on a CPU and on a GPU.
@@ -45,6 +45,7 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
     staying = fusion.kept.union(fusion.refusing)
     carried: dict[int, tuple[int, int]] = {}  # nodes that a cluster already computes in place, and their operations
     works: dict[int, Work] = {}
+    positional = frozenset(fusion.inlined)
     for cluster in sorted(fusion.clusters.values(), key=lambda c: max((n.id for n in c.nodes), default=0)):
         if not cluster.loops or any(n.kind != "pointwise" or n in staying for n in cluster.nodes):
             continue
@@ -65,9 +66,12 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
             continue
         for c in (cluster, *readers.values()):
             works.setdefault(c.id, costs.work(c))
-        own = _places(costs, None, cluster, device.warp == 1).values()
-        loads = sum(own) - 1  # more of them at each place; a choice among choices counts as all
-        each = {r: operations * len(places) + loads * sum(places.values()) for r, places in at.items()}
+        before = costs.count(cluster.space.values()) / len(readers)
+        spread = 0 if device.warp == 1 else _spread(costs, cluster, positional)
+        each = {
+            r: (operations + spread * (max(places.values()) > 1)) * len(places) + _more_loads(costs, cluster, readers[r], places, before)
+            for r, places in at.items()
+        }
         after = {r: _with(costs, cluster, each[r], reader, works) for r, reader in readers.items()}
         apart = sum(works[c].seconds(device) for c in (cluster.id, *readers))
         if sum(w.seconds(device) for w in after.values()) >= apart or not fusion.may_fuse():
@@ -83,14 +87,54 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
 
 
 def _must_be_one(fusion: Fusion, costs: Costs, value: Node) -> bool:
-    """Whether a value of which the largest or smallest is taken is also compared, or given to who may compare it.
+    """Whether a value meets itself behind a choice among its elements, their largest or those at some places, say: is
+    compared with it, or taken from it under a root; or whether both are given to who may compare them.
 
     Made twice it may differ in its last places, as the vectors and scalars of kernels do: none were then the largest,
     and a gradient that is shared out among the largest is divided by none.
     """
+    same: dict[Node, None] = {}  # what holds elements of the value as they are
+    chosen, todo = False, [value]
+    while todo:
+        x = todo.pop()
+        if x in same:
+            continue
+        same[x] = None
+        for user in x.users:
+            if user.kind in ("view", "item"):
+                todo.append(user)
+            elif _chooses(user, x):
+                chosen = True
+                todo.append(user)
+    if not chosen:
+        return False
     users = costs.consumers.get(value, ())
-    selected = any(u.op in ("amax", "amin") for u in users)
-    return selected and any(u.op in _COMPARISONS or u in fusion.kept for u in users)
+    if any(u.op in ("amax", "amin") for u in users) and any(u.op in _COMPARISONS or u in fusion.kept for u in users):
+        return True
+    return any(_meets(user, same) for x in same for user in x.users)
+
+
+_CHOICES = ("amax", "amin", "gather", "index")
+_CHOOSING_CALLS = ("sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin",
+                   "index_select")  # fmt: skip
+
+
+def _chooses(user: Node, x: Node) -> bool:
+    """Does an operator give elements of ``x`` as they are?"""
+    if user.kind == "extern":
+        return user.op.split(".")[1] in _CHOOSING_CALLS
+    return user.op in _CHOICES and bool(user.args) and user.args[0] is x
+
+
+def _meets(user: Node, same: Collection[Node]) -> bool:
+    operands = [x for x in user.args if isinstance(x, Node)]
+    if len(operands) != 2 or not all(x in same for x in operands):
+        return False
+    return user.op in _COMPARISONS or (user.op == "sub" and any(u.op in _BOUNDED for u in user.users))
+
+
+#: Functions that are not for numbers below 0.
+_BOUNDED = frozenset(("sqrt", "rsqrt", "log", "log2", "log10", "pow", "acosh"))
 
 
 def _places(costs: Costs, values: Collection[Node] | None, reader: Cluster, is_cpu: bool) -> dict[Any, int]:
@@ -103,6 +147,36 @@ def _places(costs: Costs, values: Collection[Node] | None, reader: Cluster, is_c
                 place = index if values is not None else (base, index)
                 found[place] = max(found.get(place, 0), 1 if exact else CHOSEN[is_cpu])
     return found or {(): 1}
+
+
+def _spread(costs: Costs, cluster: Cluster, positional: Collection[Node]) -> int:
+    """The operations of what a cluster makes of positions alone. A kernel of blocks makes it once for a row or a column
+    of its own loops, as its shape is; one that chooses among parts makes it at each point."""
+    through = lambda x: x.ins if x.kind == "view" or x in positional else ()
+    found = {x for n in cluster.nodes for x in reached(n.ins, through) if x in positional}
+    return costs.operations(found, 1)
+
+
+def _more_loads(costs: Costs, cluster: Cluster, reader: Cluster, places: dict[Any, int], before: float) -> int:
+    """Operations that loads are at a point of a reader that makes a cluster's values at some places, beyond those that
+    it and the cluster, at so many points ``before``, are now.
+
+    What the cluster reads is read for each place (a choice among choices counts as all), but where it is not told by
+    what the places differ in: the scale of a channel for all pixels of a window.
+    """
+    own = _places(costs, None, cluster, costs.device(cluster.nodes[0]).warp == 1)
+    if () in own:  # it reads nothing
+        return 0
+    homes = [cluster.homes[value] for value in cluster.nodes]
+    first, *others = places
+    if all(len(index) == len(first) for index in (*homes, *others)):
+        moving = {d for d in range(len(first)) if any(index[d] is not first[d] for index in others)}
+        moved = {s for home in homes for d in moving for s in home[d].symbols}
+        still = sum(cost for (_, index), cost in own.items() if all(moved.isdisjoint(i.symbols) for i in index))
+    else:
+        still = 0
+    read, points = sum(places.values()), max(costs.count(reader.space.values()), 1)
+    return max(int((sum(own.values()) - still) * read + still - read - sum(own.values()) * min(before / points, 1)), 0)
 
 
 def _with(costs: Costs, cluster: Cluster, operations: int, reader: Cluster, works: dict[int, Work]) -> Work:
@@ -137,15 +211,15 @@ def recompute_shared(fusion: Fusion, costs: Costs) -> None:
             users = costs.consumers.get(value, [])
             by_id = {c.id: c for u in users if (c := fusion.of.get(u)) is not None and c is not cluster}
             readers = list(by_id.values())
-            several = 0 < len(readers) <= MAX_READERS and not _must_be_one(fusion, costs, value)
-            found = _made_of(fusion, costs, cluster, value) if several else None
+            found = _made_of(fusion, costs, cluster, value) if 0 < len(readers) <= MAX_READERS else None
             if found is None or not all(r.loops and r.late == cluster.late for r in readers):
                 continue
             nodes, leaves = found
-            if not fusion.olds.isdisjoint(leaves):
+            if not fusion.olds.isdisjoint(leaves) or any(_must_be_one(fusion, costs, n) for n in nodes):
                 continue
             is_cpu = costs.device(value).warp == 1
-            if any(len(nodes) * len(_places(costs, [value], r, is_cpu)) > MAX_AGAIN for r in readers):
+            most = MAX_AGAIN if is_cpu else 4 * MAX_AGAIN  # of several readings a thread's registers keep one
+            if any(len(nodes) * len(_places(costs, [value], r, is_cpu)) > most for r in readers):
                 continue
             # What the value is made of waits for the readers in memory: for one that can come next, in few bytes, or
             # in about as many as the value itself would.
@@ -156,7 +230,8 @@ def recompute_shared(fusion: Fusion, costs: Costs) -> None:
             if not small and (len(readers) > 1 or not soon):
                 continue
             apart, after = _seconds(costs, cluster, readers, nodes, leaves)
-            if after < apart * (1 + SLOWER * small) and fusion.may_fuse():
+            slower = SLOWER if small else SLOWER / 4 if soon and size >= LARGE else 0
+            if after < apart * (1 + slower) and fusion.may_fuse():
                 _make_again(fusion, costs, cluster, readers, nodes, leaves)
 
 

@@ -7,7 +7,7 @@ contracts into a choice by a mask (AVX-512VL). So compilers are told to contract
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from inductor_gen.kernel.body import Body, Val, meets_itself
 
@@ -53,23 +53,38 @@ def _chosen(body: Body) -> dict[int, Val]:
         return {}
     whole = {a.id for s in body.stores for a in body.of_store(s)}
     for v in body.vals:
+        jumps = v.op in _JUMPING or (v.op == "convert" and not v.dtype.is_floating_point)
         for a in body.inputs_of(v):
             if a.id in takers:
                 takers[a.id].append(v)
+            if jumps and a.op in ("add", "sub"):
+                whole.update(each.id for each in a.args)  # to the last place what eager's is
     chosen: dict[int, Val] = {}
+    terms: set[int] = set()  # products, and sums that have some among their terms
+    for v in body.vals:
+        is_term = v.op == "mul" or (v.op in ("add", "sub", "neg") and any(a.id in terms for a in v.args))
+        if is_term and v.dtype.is_floating_point:
+            terms.add(v.id)
     for v in body.vals:
         found = takers.get(v.id)
-        if found and v.id not in whole and all(_takes(u, v) and u.id not in chosen for u in found):
+        if found and v.id not in whole and all(_takes(u, v, terms) and u.id not in chosen for u in found):
             chosen.update((u.id, v) for u in found)
     return chosen
 
 
-def _takes(v: Val, product: Val) -> bool:
+#: What gives another number where its operand differs in the last place.
+_JUMPING = frozenset(
+    ("floor", "ceil", "round", "trunc", "sign", "eq", "ne", "remainder", "fmod", "floor_div", "trunc_div")
+)
+
+
+def _takes(v: Val, product: Val, terms: Container[int]) -> bool:
     """Is it a sum that may take a product unrounded?
 
-    None that takes from each a number read from memory, for many of them: their mean, say, which another kernel made of
-    rounded ones. Where they hardly differ, others' roundings would be most of what is left.
+    None of several products, which are equal where ``x * x - y * y`` or the area of a triangle is to be 0: the rounding
+    of one would be left. None that takes from each a number read from memory, for many of them: their mean, say, which
+    another kernel made of rounded ones. Where they hardly differ, others' roundings would be most of what is left.
     """
-    if v.op not in ("add", "sub") or not v.dtype.is_floating_point or v.args[0] is v.args[1]:
+    if v.op not in ("add", "sub") or not v.dtype.is_floating_point or all(a.id in terms for a in v.args):
         return False
     return v.op == "add" or v.args[0] is not product or v.args[1].op != "load" or not v.args[1].deps < product.deps

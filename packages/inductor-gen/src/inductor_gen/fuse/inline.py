@@ -162,14 +162,14 @@ def _more_loads(costs: Costs, cluster: Cluster, reader: Cluster, places: dict[An
     it and the cluster, at so many points ``before``, are now.
 
     What the cluster reads is read for each place (a choice among choices counts as all), but where it is not told by
-    what the places differ in: the scale of a channel for all pixels of a window.
+    what places that are known differ in: the scale of a channel for all pixels of a window.
     """
     own = _places(costs, None, cluster, costs.device(cluster.nodes[0]).warp == 1)
     if () in own:  # it reads nothing
         return 0
     homes = [cluster.homes[value] for value in cluster.nodes]
     first, *others = places
-    if all(len(index) == len(first) for index in (*homes, *others)):
+    if max(places.values()) == 1 and all(len(index) == len(first) for index in (*homes, *others)):
         moving = {d for d in range(len(first)) if any(index[d] is not first[d] for index in others)}
         moved = {s for home in homes for d in moving for s in home[d].symbols}
         still = sum(cost for (_, index), cost in own.items() if all(moved.isdisjoint(i.symbols) for i in index))

@@ -455,3 +455,36 @@ def test_functions_that_no_gradient_comes_to_get_no_zeros(name, wanted):
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5, equal_nan=True)
         assert torch.equal(torch.signbit(ours) | ours.isnan(), torch.signbit(eager) | eager.isnan())
     assert not compiled.report().fallbacks and compiled.report().kernels
+
+
+_VECTORIZED = {
+    "hessian": lambda f, x: torch.autograd.functional.hessian(lambda z: f(z).square().sum(), x, vectorize=True),
+    "jacobian": lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True),
+    "jacobian with a graph": lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True, create_graph=True),
+    "batched with a graph": lambda f, x: torch.autograd.grad(
+        f(x), x, torch.eye(6).reshape(6, 2, 3), is_grads_batched=True, create_graph=True
+    )[0],
+}
+
+
+@pytest.mark.parametrize("kind", _VECTORIZED)
+@pytest.mark.parametrize("net", ["pointwise", "linear", "attention"])
+def test_many_gradients_at_once(kind, net):
+    """``is_grads_batched`` gives a backward pass tensors of PyTorch's older kind of batches, through which a Function has
+    no history: what should have one is refused, and not left without."""
+    torch.manual_seed(0)
+    nets = {
+        "pointwise": lambda x: x.sin() * x.exp(),
+        "linear": torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)),
+        "attention": lambda x: (x @ x.t()).softmax(-1) @ x,
+    }
+    x = torch.randn(2, 3, requires_grad=True)
+    compiled = compile_api.compile(nets[net])
+    if kind.endswith("graph"):
+        with pytest.raises(RuntimeError, match="is_grads_batched asks for many gradients, each with a graph"):
+            _VECTORIZED[kind](compiled, x)
+        inside = compile_api.compile(lambda x: torch.func.jacrev(nets[net])(x))  # as the documentation says
+        torch.testing.assert_close(inside(x), torch.func.jacrev(nets[net])(x))
+        return
+    torch.testing.assert_close(_VECTORIZED[kind](compiled, x), _VECTORIZED[kind](nets[net], x))
+    assert kind == "hessian" or "is_grads_batched" in compiled.report().verdict

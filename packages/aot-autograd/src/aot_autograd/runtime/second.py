@@ -138,6 +138,10 @@ class SecondRun:
         self, values: list[torch.Tensor | None], entered: _Entered, own: Sequence[torch.Tensor | None] = ()
     ) -> list[torch.Tensor | None]:
         """Values for the program; those with a history inside have an exit for theirs."""
+        batched = (value for value in values if value is not None and torch._C._functorch.is_legacy_batchedtensor(value))
+        if torch.is_grad_enabled() and any(True for _ in batched):
+            # A Function that is applied to such a batch has no history in PyTorch: what leads to it would be lost.
+            raise RuntimeError(REFUSAL.format(reason="is_grads_batched asks for many gradients, each with a graph"))
         leaving = {i: value for i, value in enumerate(values) if value is not None and value.requires_grad}
         if not leaving:
             return values
@@ -254,13 +258,21 @@ class SecondRun:
         return self._leave([*handed, *found[len(inside) :]], entered)
 
 
+def bare(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its history. ``is_grads_batched`` makes gradients that know no ``detach``."""
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        with torch.no_grad():
+            return tensor.view(tensor.shape)
+    return tensor.detach()
+
+
 def enter(tensor: torch.Tensor, former: torch.Tensor | None = None) -> torch.Tensor:
     """A tensor for a graph of its own: with a history that is its entrance, whose node is not that of another.
 
     Args:
         former: a copy of what the tensor was, to be taken in its place.
     """
-    value = (tensor if former is None else former).detach()
+    value = bare(tensor if former is None else former)
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return value
     return _Entrance.apply(torch.empty(0, requires_grad=True), value)  # type: ignore[no-any-return]
@@ -356,7 +368,7 @@ class _Entrance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
-        return tensor.detach()
+        return bare(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -382,7 +394,7 @@ class _Exit(torch.autograd.Function):
         ctx.waits = bool(ctx.gates) or not inside
         run.add(ctx)
         ctx.save_for_backward(*entered.tensors)
-        return tuple(value.detach() for value in values)
+        return tuple(map(bare, values))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -69,7 +69,8 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
         before = costs.count(cluster.space.values()) / len(readers)
         spread = 0 if device.warp == 1 else _spread(costs, cluster, positional)
         each = {
-            r: (operations + spread * (max(places.values()) > 1)) * len(places) + _more_loads(costs, cluster, readers[r], places, before)
+            r: (operations + spread * (max(places.values()) > 1)) * len(places)
+            + _more_loads(costs, cluster, readers[r], places, before)
             for r, places in at.items()
         }
         after = {r: _with(costs, cluster, each[r], reader, works) for r, reader in readers.items()}

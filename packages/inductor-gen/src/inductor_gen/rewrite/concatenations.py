@@ -33,9 +33,9 @@ MOST_CHOICES = 4
 #: but 0.13 to 0.7 of the time for 2 to 12 parts of one position each, which the library writes without coalescing.
 MOST_POSITIONS = 16
 
-#: The same of all slices together that windows over what is padded are, on a CPU, whose vectors do not choose. One thread
-#: of an AMD EPYC, 6 images of 256 x 256 with reflected edges: the median of three neighbours takes 4.1 ms where its kernel
-#: chooses and 0.3 where the edges are written, the least of nine 11.4 and 0.5.
+#: The same of all slices together that windows over what is padded are, on a CPU, whose vectors do not choose. One
+#: thread of an AMD EPYC, 6 images of 256 x 256 with reflected edges: the median of three neighbours takes 4.1 ms where
+#: its kernel chooses and 0.3 where the edges are written, the least of nine 11.4 and 0.5.
 MOST_OF_WINDOWS = 2
 
 #: Readers that are asked how they walk a concatenation.

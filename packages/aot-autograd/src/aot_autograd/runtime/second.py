@@ -138,8 +138,8 @@ class SecondRun:
         self, values: list[torch.Tensor | None], entered: _Entered, own: Sequence[torch.Tensor | None] = ()
     ) -> list[torch.Tensor | None]:
         """Values for the program; those with a history inside have an exit for theirs."""
-        batched = (value for value in values if value is not None and torch._C._functorch.is_legacy_batchedtensor(value))
-        if torch.is_grad_enabled() and any(True for _ in batched):
+        batches = (torch._C._functorch.is_legacy_batchedtensor(value) for value in values if value is not None)
+        if torch.is_grad_enabled() and any(batches):
             # A Function that is applied to such a batch has no history in PyTorch: what leads to it would be lost.
             raise RuntimeError(REFUSAL.format(reason="is_grads_batched asks for many gradients, each with a graph"))
         leaving = {i: value for i, value in enumerate(values) if value is not None and value.requires_grad}

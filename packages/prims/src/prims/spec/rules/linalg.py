@@ -14,7 +14,7 @@ from prims.spec.iterator import broadcast_shapes
 from prims.spec.promote import complex_dtype, real_dtype, to_float_dtype
 from prims.spec.rules.creation import with_format
 from prims.spec.rules.views import wrap_dim
-from prims.spec.sym import sym_min
+from prims.spec.sym import sym_max, sym_min
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -173,10 +173,12 @@ def _batched(name: str, batched: _Batched) -> Rule:
         batches = [x.shape[: x.ndim - rank] for x, rank in zip(operands, ranks, strict=True)]
         whole = broadcast_shapes(batches)
         single = [
-            TensorSpec(tuple(int(size) for size in x.shape[x.ndim - rank :]), x.dtype, x.device)
-            for x, rank in zip(operands, ranks, strict=True)
+            TensorSpec(x.shape[x.ndim - rank :], x.dtype, x.device) for x, rank in zip(operands, ranks, strict=True)
         ]
-        found = of_one(*single, *args[len(operands) :], **kwargs)
+        if any(type(size) is not int for x in single for size in x.shape):
+            found = _of_any_sizes(of_one, single, args[len(operands) :], kwargs)
+        else:
+            found = of_one(*single, *args[len(operands) :], **kwargs)
         results = found if isinstance(found, tuple) else (found,)
         made = [_in_batch(one, batches[0] if n in batched.own else whole) for n, one in enumerate(results)]
         if vector and made[0].ndim > 1 and kwargs.get("left", True):  # ATen lays out the batch of vectors as a matrix
@@ -184,6 +186,82 @@ def _batched(name: str, batched: _Batched) -> Rule:
         return tuple(made) if isinstance(found, tuple) else made[0]
 
     return rule
+
+
+def _of_any_sizes(of_one: Rule, operands: list[TensorSpec], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What PyTorch's metadata function, which takes plain sizes, says of matrices some of whose sizes are symbols.
+
+    It is asked twice, with a number in the place of each size: once with those that come first the smaller, once with
+    those that come last. A size of a result is the one whose two numbers it has, or the least or the greatest of some.
+    """
+    sizes: dict[Any, Size] = {}
+    for x in operands:
+        sizes.update((_key(size), size) for size in x.shape)
+    try:
+        return _asked(of_one, operands, sizes, {key: key for key in sizes}, rest, kwargs)
+    except (RuntimeError, _Unknown):
+        pass  # some of the sizes have to be equal, which is then a guard
+    first: dict[Any, Any] = {}
+    for key, size in sizes.items():
+        first[key] = next((other for other in first if first[other] is other and sizes[other] == size), key)
+    try:
+        return _asked(of_one, operands, sizes, first, rest, kwargs)
+    except (RuntimeError, _Unknown):
+        plain = [TensorSpec(tuple(int(size) for size in x.shape), x.dtype, x.device) for x in operands]
+        return of_one(*plain, *rest, **kwargs)
+
+
+class _Unknown(Exception):
+    """A result's size or layout that does not follow from the operands' sizes."""
+
+
+#: Numbers that no product, and no size of a result but through them, is likely to be.
+_STAND_INS = (1009, 1013, 1019, 1021, 1031, 1033)
+
+
+def _key(size: Size) -> Any:
+    return size if type(size) is int else size.expr
+
+
+def _asked(
+    of_one: Rule, operands: list[TensorSpec], sizes: dict[Any, Size], first: dict[Any, Any], rest: Any, kwargs: Any
+) -> Any:
+    several = [key for key in sizes if first[key] is key and not (type(key) is int and key == 1)]
+    if len(several) > len(_STAND_INS):
+        raise _Unknown
+    answers, numbers = [], []
+    for order in (_STAND_INS, _STAND_INS[len(several) - 1 :: -1]):
+        number = {1: 1} | dict(zip(several, order, strict=False))
+        numbers.append(number)
+        given = [
+            TensorSpec(tuple(number[first[_key(size)]] for size in x.shape), x.dtype, x.device) for x in operands
+        ]
+        found = of_one(*given, *rest, **kwargs)
+        answers.append(found if isinstance(found, tuple) else (found,))
+    known: dict[tuple[int, int], Size] = {(0, 0): 0, (1, 1): 1}
+    for pick in (sym_max, sym_min):
+        chosen = min if pick is sym_min else max
+        for a in several:
+            for b in several:
+                pair = chosen(numbers[0][a], numbers[0][b]), chosen(numbers[1][a], numbers[1][b])
+                if a is not b:
+                    known[pair] = pick(sizes[a], sizes[b])
+    known |= {(numbers[0][key], numbers[1][key]): sizes[key] for key in several}
+    made = tuple(_with_sizes(one, other, known) for one, other in zip(*answers, strict=True))
+    return made if isinstance(found, tuple) else made[0]
+
+
+def _with_sizes(one: TensorSpec, other: TensorSpec, known: dict[tuple[int, int], Size]) -> TensorSpec:
+    """A result as it was with two choices of sizes, with the sizes themselves."""
+    try:
+        shape = tuple(known[pair] for pair in zip(one.shape, other.shape, strict=True))
+    except (KeyError, ValueError):
+        raise _Unknown from None
+    if one.strides == tuple(layout.contiguous_strides(one.shape)):
+        return TensorSpec(shape, one.dtype, one.device)
+    if one.ndim >= 2 and one.strides == column_major(one.shape, one.dtype, one.device).strides:
+        return column_major(shape, one.dtype, one.device)
+    raise _Unknown
 
 
 def _is_vector(a: TensorSpec, b: TensorSpec) -> bool:
@@ -195,7 +273,8 @@ def _in_batch(one: TensorSpec, batch: tuple[Size, ...]) -> TensorSpec:
     """A batch of what is laid out so, one after another. What is not computed stays empty."""
     if one.shape == (0,):
         return one
-    outer = layout.contiguous_strides((*batch, math.prod(max(size, 1) for size in one.shape)))[:-1]
+    elements = math.prod(max(size, 1) if type(size) is int else size for size in one.shape)
+    outer = layout.contiguous_strides((*batch, elements))[:-1]
     return TensorSpec((*batch, *one.shape), one.dtype, one.device, (*outer, *one.strides))
 
 

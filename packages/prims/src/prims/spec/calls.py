@@ -330,6 +330,53 @@ def hamming_window(
     return (at * (math.pi * 2 / (length - 1))).cos() * -beta + alpha
 
 
+def stft(
+    input: torch.Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None,
+    window: torch.Tensor | None = None, normalized: bool = False, onesided: bool | None = None,
+    return_complex: bool | None = None, align_to_window: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """``torch.stft`` of a signal of symbolic length, without the padding around it: frames, times the window, each
+    transformed."""
+    hop = n_fft // 4 if hop_length is None else hop_length
+    width = n_fft if win_length is None else win_length
+    length = input.shape[-1] if input.ndim in (1, 2) else 0
+    plain = all(type(n) is int for n in (n_fft, hop, width)) and 0 < width <= n_fft and hop > 0
+    fits = plain and align_to_window is None and return_complex is not None and length >= n_fft
+    is_complex = input.is_complex() or (window is not None and window.is_complex())
+    if not fits or (onesided and is_complex) or (window is not None and (window.ndim != 1 or window.shape[0] != width)):
+        whole = torch._C._VariableFunctions.stft
+        given = input, n_fft, hop_length, win_length, window, normalized, onesided, return_complex, align_to_window
+        return whole(*given)  # type: ignore[no-any-return, call-overload]
+    frames = input.unfold(-1, n_fft, hop)
+    if width < n_fft:
+        before = (n_fft - width) // 2
+        if window is None:
+            window = torch.ones(width, dtype=input.dtype, device=input.device)
+        window = torch.nn.functional.pad(window, (before, n_fft - width - before))
+    if window is not None:
+        frames = frames * window
+    norm = "ortho" if normalized else None
+    halves = not is_complex and (onesided is None or onesided)
+    found = (torch.fft.rfft if halves else torch.fft.fft)(frames, norm=norm).transpose(-2, -1)
+    return found if return_complex else torch.view_as_real(found)
+
+
+def stft_of_tensor(
+    input: torch.Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None,
+    window: torch.Tensor | None = None, center: bool = True, pad_mode: str = "reflect", normalized: bool = False,
+    onesided: bool | None = None, return_complex: bool | None = None, align_to_window: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """``Tensor.stft``: of the signal with its edges padded, where windows are to be centred."""
+    if center and (align_to_window is not None or input.ndim not in (1, 2)):
+        return torch.stft(input, n_fft, center=center, align_to_window=align_to_window)  # which says what is wrong
+    if center:
+        around = input if input.ndim == 2 else input.unsqueeze(0)  # what reflects has a batch
+        input = torch._C._nn.pad(around, [n_fft // 2] * 2, pad_mode).view(*input.shape[:-1], -1)
+    return stft(
+        input, n_fft, hop_length, win_length, window, normalized, onesided, return_complex, align_to_window
+    )
+
+
 def _times(size: Any, factor: Any) -> Any:
     """The whole part of a size times a factor, in integers where the factor is a short binary fraction."""
     above, below = float(factor).as_integer_ratio()
@@ -383,6 +430,8 @@ CALLS: dict[Any, Call] = {
     torch.fft.rfftfreq: rfftfreq,
     torch.hann_window: hann_window,
     torch.hamming_window: hamming_window,
+    torch._C._VariableFunctions.stft: stft,
+    torch.Tensor.stft: stft_of_tensor,
     torch.tensor_split: tensor_split,
     torch.Tensor.tensor_split: tensor_split,
 }

@@ -70,3 +70,25 @@ def test_in_inference_the_generator_is_where_eager_has_it():
             wanted = seen
     for a, b in zip(seen, wanted, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("message", [(), ("too large",)])
+def test_asynchronous_assertions(message):
+    """On a CPU the operator raises at once: what is before it has happened then, and nothing behind it."""
+
+    def run(x, log):
+        log.append(1)
+        torch._assert_async((x < 100).all(), *message)
+        x.add_(1)
+        return x * 2
+
+    compiled = compile_api.compile(run)
+    for number in (1.0, 2.0):
+        found = [(each(x := torch.full((3,), number), log := []), x, log) for each in (run, compiled)]
+        torch.testing.assert_close(found[1], found[0])
+    assert compiled.report().verdict == "compiled"
+    for each in (run, compiled):
+        x, log = torch.full((3,), 500.0), []
+        with pytest.raises(RuntimeError, match=message[0] if message else "Expected Tensor with single nonzero value"):
+            each(x, log)
+        assert log == [1] and x[0] == 500

@@ -132,3 +132,22 @@ def test_a_scale_made_of_a_size_that_never_changes():
         q = torch.randn(2, 2, length, 8)
         torch.testing.assert_close(compiled(q), F.scaled_dot_product_attention(q, q, q, scale=8**-0.5))
     assert not compiled.report().recompiles
+
+
+_OF_SIZES = {
+    "one_hot under vmap": lambda x: torch.func.vmap(lambda i: torch.nn.functional.one_hot(i, x.shape[1]).float())(
+        x.argmax(-1)
+    ),
+    "upper triangle": lambda x: x[tuple(torch.triu_indices(x.shape[0], x.shape[0], 1))].sum(),
+    "lower triangle": lambda x: x[tuple(torch.tril_indices(x.shape[0], x.shape[0]))] * 2,
+    "combinations": lambda x: torch.combinations(torch.arange(x.shape[0])).float().sum(0),
+}
+
+
+@pytest.mark.parametrize("name", _OF_SIZES)
+def test_indices_of_sizes(name):
+    compiled = compile_api.compile(_OF_SIZES[name])
+    for n in range(3, 14):
+        x = torch.randn(n, n, generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(compiled(x), _OF_SIZES[name](x))
+    assert compiled.report().verdict == "compiled" and len(compiled.report().recompiles) == 1

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Definitions", "define_operator"]
+__all__ = ["Definitions", "define_operator", "keeps_leading_dimensions"]
 
 V = TypeVar("V")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,3 +69,23 @@ def define_operator(schema: str, implementation: F, tags: tuple[Any, ...] = ()) 
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"quintet::{name}", _KEY):
         _LIBRARY.impl(name, run, _KEY)
     return implementation
+
+
+def keeps_leading_dimensions(name: str) -> None:
+    """Give ``vmap`` a rule for ``quintet::name``, whose first argument's dimensions come first in its result: a batch
+    is one dimension more."""
+
+    def batched(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+        interpreter = retrieve_current_functorch_interpreter()
+        with interpreter.lower():
+            inside, dim = torch._C._functorch._unwrap_batched(x, interpreter.level())
+            call = getattr(torch.ops.quintet, name)
+            if dim is None:
+                return call(inside, *rest)  # type: ignore[no-any-return]
+            made = call(inside.movedim(dim, 0), *rest)
+            return torch._C._functorch._add_batch_dim(made, 0, interpreter.level())  # type: ignore[no-any-return]
+
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"quintet::{name}", "FuncTorchBatched"):
+        _LIBRARY.impl(name, batched, "FuncTorchBatched")

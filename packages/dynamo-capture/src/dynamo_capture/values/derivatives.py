@@ -278,6 +278,8 @@ def _make_dual(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
 @special_by_name(_FORWARD, "unpack_dual")
 def _unpack_dual(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``unpack_dual(tensor) -> (primal, tangent or None)``."""
+    if not tx.levels and len(args) == 1 and not kwargs and forward_ad._current_level < 0:
+        return TupleValue([args[0], ConstantValue(None)], forward_ad.UnpackedDualTensor)  # outside of any level
     level = _dual_level(tx, kwargs)
     value = args[0].realize()
     if not isinstance(value, TensorValue):

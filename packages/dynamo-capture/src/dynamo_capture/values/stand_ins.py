@@ -15,6 +15,7 @@ from torch.utils import _foreach_utils
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.builtin_functions import builtin
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.functions import FunctionValue
@@ -129,6 +130,20 @@ def _check_tensor_all(tx: Capture, args: list[Value], kwargs: dict[str, Value]) 
     if condition.example.ndim:
         condition = tx.graph_call(torch.all, [condition], {}).realize()
     tx.assume(cast(TensorValue, condition), True, brk)
+    return ConstantValue(None)
+
+
+@builtin(torch._assert_async)
+def _assert_async(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``torch._assert_async(condition, message)``: on a CPU, whose operator raises at once, the frame is run again
+    where it does not hold. On a GPU the operator ends the process, wherever it is called: there the graph breaks."""
+    brk = GraphBreak("QB02", "torch._assert_async, which raises by a tensor's value")
+    given = dict(zip(("input", "assert_msg"), args, strict=False)) | kwargs
+    condition = given.get("input", ConstantValue(None)).realize()
+    one = isinstance(condition, TensorValue) and condition.example.numel() == 1
+    if not one or condition.example.device.type != "cpu" or tx.may_be_caught():  # type: ignore[attr-defined]
+        raise brk
+    tx.assume(cast(TensorValue, tx.graph_call(torch.all, [condition], {}).realize()), True, brk)
     return ConstantValue(None)
 
 

@@ -43,7 +43,7 @@ linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor
 logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor
 hann_window hann_window.periodic hamming_window hamming_window.periodic hamming_window.periodic_alpha
 hamming_window.periodic_alpha_beta blackman_window blackman_window.periodic bartlett_window bartlett_window.periodic
-kaiser_window kaiser_window.periodic kaiser_window.beta
+kaiser_window kaiser_window.periodic kaiser_window.beta tril_indices triu_indices
 """
 # Series and continued fractions whose length depends on the element.
 _SPECIAL = """

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from prims.errors import DataDependentError, Unsupported
-from prims.registry import define_operator
+from prims.registry import define_operator, keeps_leading_dimensions
 from prims.spec import layout, unbacked
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
@@ -53,6 +53,7 @@ def gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = Fa
 
 
 define_operator("one_hot(Tensor self, SymInt num_classes) -> Tensor", torch.nn.functional.one_hot)
+keeps_leading_dimensions("one_hot")
 
 
 @meta_rule("quintet.one_hot.default")

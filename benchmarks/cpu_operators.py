@@ -10,6 +10,7 @@ cases whose names contain one of them, ``--family NAME...`` those of some famili
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import platform
@@ -69,6 +70,15 @@ JOINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 USED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "copied": lambda t: t.contiguous() if not t.is_contiguous() else t + 1, "summed": lambda t: t.sum(1),
     "greatest": lambda t: t.amax(1), "softmax": lambda t: t.softmax(1),
+}  # fmt: skip
+#: What is made of nine windows.
+STENCILS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    "least": lambda v: functools.reduce(torch.minimum, v), "sum": lambda v: functools.reduce(torch.add, v),
+    "slope": lambda v: ((v[5] - v[3]) ** 2 + (v[7] - v[1]) ** 2).sqrt(),
+    "median of three": lambda v: torch.maximum(
+        torch.minimum(v[3], v[4]), torch.minimum(torch.maximum(v[3], v[4]), v[5])
+    ),
+    "bilateral": lambda v: functools.reduce(torch.add, [(a - v[4]).square().neg().exp() * a for a in v]),
 }  # fmt: skip
 CONVERTED = (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 
@@ -160,7 +170,21 @@ def layouts() -> Iterator[Case]:
     yield "index_add", lambda a, i, b: a.index_add(0, i, b), (x, index, y)
 
 
-FAMILIES = {family.__name__: family for family in (pointwise, reductions, short, layouts)}
+def windows() -> Iterator[Case]:
+    """Stencils: what is made of the nine windows of 3 x 3 over images whose edges are padded."""
+    images = torch.rand(2, 3, ROWS // 4, ROWS // 4)
+    for mode in ("constant", "reflect", "replicate", "circular"):
+        for name, made in STENCILS.items():
+
+            def stencil(x: torch.Tensor, mode: str = mode, made: Any = made) -> torch.Tensor:
+                height, width = x.shape[-2:]
+                p = F.pad(x, (1, 1, 1, 1), mode=mode)
+                return made([p[..., i : i + height, j : j + width] for i in range(3) for j in range(3)])  # type: ignore[no-any-return]
+
+            yield f"{name} of windows, {mode}", stencil, (images,)
+
+
+FAMILIES = {family.__name__: family for family in (pointwise, reductions, short, layouts, windows)}
 
 
 def measure(function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> dict[str, Any]:

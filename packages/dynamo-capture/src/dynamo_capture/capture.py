@@ -128,6 +128,8 @@ class Capture:
         self.went_back = False
         #: Tensors whose ``data`` are set when the graph has run, by identity: nothing else is done with them here.
         self.renewed: dict[int, Value] = {}
+        #: Leaves whose data have been set, by identity: what they are in the graph leads to them, and is no leaf there.
+        self.led: dict[int, Value] = {}
         #: What is written or read when the graph has run, for which the region may have to end earlier.
         self.written: list[EarlierEnd] = []
         #: Leaves that the region has frozen, by their identity, as they were before.

@@ -7,7 +7,7 @@ next one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dynamo_capture.capture import Capture
 
-__all__ = ["escaped", "is_own_leaf", "make_leaf", "make_parameter", "renewed"]
+__all__ = ["escaped", "is_own_leaf", "make_leaf", "make_parameter", "renewed", "with_data"]
 
 
 def make_leaf(tx: Capture, tensor: TensorValue, reason: str) -> Value:
@@ -72,15 +72,46 @@ def froze(tx: Capture, leaf: TensorValue, flag: bool) -> bool:
 def renewed(tx: Capture, tensor: TensorValue, data: Value) -> bool:
     """Use the new data of a tensor that exists outside, which are set when the graph has run; whether that can be done.
 
-    Of one that needs a gradient they would have to lead to it.
+    Of a leaf that needs a gradient they lead to it: it is a leaf as before.
     """
-    if tensor.example.requires_grad or tensor.example._version:
+    needs = tensor.example.requires_grad
+    if needs and not _may_lead(tx, tensor, data):
         return False
-    _as_it_came(tx, tensor)
-    now = tx.graph_call("detach", [data], {}, method=True)
+    before = _as_it_came(tx, tensor)
+    now = tx.graph_call(with_data, [before, data], {}) if needs else tx.graph_call("detach", [data], {}, method=True)
     assert isinstance(now, TensorValue)
     tx.graph.takes_place(now, tensor)
     return True
+
+
+def _may_lead(tx: Capture, tensor: TensorValue, data: Value) -> bool:
+    """Is it a leaf, of the shape of its new data?"""
+    real = tensor.real_tensor
+    if real is None or not real.is_leaf or real.is_inference() or torch.is_inference_mode_enabled():
+        return False
+    if not isinstance(data, TensorValue) or tensor.example.shape != data.example.shape:
+        return False
+    tensor.getattr(tx, "is_leaf")  # guarded
+    tx.led[id(tensor)] = tensor
+    return True
+
+
+class _WithData(torch.autograd.Function):
+    """Other data of a leaf, whose gradient is the leaf's."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        return data.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return *gradients, None
+
+
+def with_data(leaf: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """What a leaf that needs a gradient is once its ``data`` are these, in whatever mode they were set."""
+    with torch.enable_grad():
+        return _WithData.apply(leaf, data)  # type: ignore[no-any-return]
 
 
 def _as_it_came(tx: Capture, tensor: TensorValue) -> TensorValue:

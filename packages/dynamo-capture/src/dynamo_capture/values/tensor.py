@@ -212,10 +212,12 @@ class TensorValue(Value):
         return alike and plain and not self._is_in_a_history(tx)
 
     def _is_in_a_history(self, tx: Capture) -> bool:
-        """Whether something with a history has been computed with the tensor itself."""
-        with_history = {v.node for v in tx.graph.values() if v.real_tensor is None and v.example.requires_grad}
-        used = [later for user in self.node.users for later in (user, *user.users)]  # an operator, and its results
-        return not with_history.isdisjoint(used)
+        """Whether something has been computed with the tensor itself whose backward pass is still to come."""
+        from dynamo_capture.spent import is_spent
+
+        used = {later for user in self.node.users for later in (user, *user.users)}  # an operator, and its results
+        made = [v for v in tx.graph.values() if v.node in used and v.real_tensor is None and v.example.requires_grad]
+        return any(v.example.grad_fn is None or not is_spent(v.example.grad_fn) for v in made)
 
     def _takes_gradient(self, tx: Capture, value: Value) -> bool:
         """Whether ``.grad`` of a tensor that exists outside can be set after the graph: to None, or to what fits."""

@@ -151,6 +151,8 @@ class GradientFunctionValue(Value):
 
 def _autograd(tx: Capture, tensor: TensorValue, name: str) -> Value:
     real, example = tensor.real_tensor, tensor.example
+    if id(tensor) in tx.led:  # guarded when they were set
+        return ConstantValue({"is_leaf": True, "grad_fn": None, "output_nr": 0, "retains_grad": False}[name])
     if real is None or not real.requires_grad or example._version:
         value = getattr(example, name)
         if name == "grad_fn" and value is not None:

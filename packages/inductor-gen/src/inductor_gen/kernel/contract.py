@@ -7,7 +7,7 @@ contracts into a choice by a mask (AVX-512VL). So compilers are told to contract
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 from inductor_gen.kernel.body import Body, Val, meets_itself
 
@@ -60,11 +60,12 @@ def _chosen(body: Body) -> dict[int, Val]:
             if jumps and a.op in ("add", "sub"):
                 whole.update(each.id for each in a.args)  # to the last place what eager's is
     chosen: dict[int, Val] = {}
-    terms: set[int] = set()  # products, and sums that have some among their terms
+    terms: dict[int, frozenset[object]] = {}  # products, and sums with some among their terms: what may be equal in two
     for v in body.vals:
-        is_term = v.op == "mul" or (v.op in ("add", "sub", "neg") and any(a.id in terms for a in v.args))
-        if is_term and v.dtype.is_floating_point:
-            terms.add(v.id)
+        if v.op == "mul" and v.dtype.is_floating_point:
+            terms[v.id] = _kinds(v)
+        elif v.op in ("add", "sub", "neg") and any(a.id in terms for a in v.args):
+            terms[v.id] = frozenset().union(*(terms.get(a.id, ()) for a in v.args))
     for v in body.vals:
         found = takers.get(v.id)
         if found and v.id not in whole and all(_takes(u, v, terms) and u.id not in chosen for u in found):
@@ -78,13 +79,26 @@ _JUMPING = frozenset(
 )
 
 
-def _takes(v: Val, product: Val, terms: Container[int]) -> bool:
+def _kinds(product: Val) -> frozenset[object]:
+    """By what a product may equal another: ``"whole"`` where its factors are both as many as it is, else the factor
+    that is read or given once for many."""
+    many = [a for a in product.args if a.op != "const" and a.deps == product.deps]
+    return frozenset(("whole",) if len(many) == 2 else (a.id for a in product.args if a not in many))
+
+
+def _takes(v: Val, product: Val, terms: Mapping[int, frozenset[object]]) -> bool:
     """Is it a sum that may take a product unrounded?
 
-    None of several products, which are equal where ``x * x - y * y`` or the area of a triangle is to be 0: the rounding
-    of one would be left. None that takes from each a number read from memory, for many of them: their mean, say, which
-    another kernel made of rounded ones. Where they hardly differ, others' roundings would be most of what is left.
+    None of several products that may be equal, ``x * x - y * y``, the area of a triangle or ``x * c - y * c``: where
+    the sum is to be 0 the rounding of one would be left. None that takes from each a number read from memory, for many
+    of them: their mean, say, which another kernel made of rounded ones. Where they hardly differ, others' roundings
+    would be most of what is left.
     """
-    if v.op not in ("add", "sub") or not v.dtype.is_floating_point or all(a.id in terms for a in v.args):
+    if v.op not in ("add", "sub") or not v.dtype.is_floating_point or _may_cancel(v, terms):
         return False
     return v.op == "add" or v.args[0] is not product or v.args[1].op != "load" or not v.args[1].deps < product.deps
+
+
+def _may_cancel(v: Val, terms: Mapping[int, frozenset[object]]) -> bool:
+    first, second = (terms.get(a.id, frozenset()) for a in v.args)
+    return not first.isdisjoint(second)

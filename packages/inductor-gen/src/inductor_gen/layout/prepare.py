@@ -165,6 +165,8 @@ class _Preparer:
 
     def _extern(self, node: Node) -> None:
         strides = iter(node.strides or ())
+        # What a branch or a loop is given it may give back, laid out as the graph says of its result.
+        is_operator = getattr(node.target, "namespace", "quintet") != "quintet"
 
         def place(x: Any) -> Any:
             if isinstance(x, Node):
@@ -172,7 +174,7 @@ class _Preparer:
                 if node.op == CUDNN_BACKWARD and known is not None:
                     return self._operand(node, x) if x is not node.args[0] else self._gradient(node)
                 exact = node.strides is not None or is_custom(node)
-                return self._exact(x, known) if exact else self._operand(node, x)
+                return self._exact(x, known, is_operator) if exact else self._operand(node, x)
             return x
 
         args, kwargs = map_values(place, node.args), map_values(place, node.kwargs)
@@ -250,10 +252,15 @@ class _Preparer:
         assert ref is not None
         return ref
 
-    def _exact(self, x: Node, strides: Any) -> ViewRef:
-        """``x`` with eager's strides, on which a kernel that somebody wrote may count (row-major ones if unknown)."""
-        wanted = contiguous_strides(x.shape) if strides is None else tuple(size(s) for s in strides)
+    def _exact(self, x: Node, strides: Any, any_strides: bool = False) -> ViewRef:
+        """``x`` with eager's strides, on which a kernel that somebody wrote may count (row-major ones if unknown).
+        Those that leave gaps or share elements are made only where ``any_strides`` are taken."""
         dense = strides is None or layout.is_dense(x.spec.shape, tuple(strides))
+        given = contiguous_strides(x.shape) if strides is None else tuple(size(s) for s in strides)
+        wanted = given if dense or any_strides else contiguous_strides(x.shape)
+        ref = self.resolve(x)
+        if ref is not None and _same_strides(ref.shape, ref.strides, given):
+            return ref
         if dense and x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
             self.out.layouts.setdefault(x, Layout(wanted))
         return self._laid_out(x, wanted)  # gaps and shared elements included, which a copy writes with equal values

@@ -33,9 +33,10 @@ MOST_CHOICES = 4
 #: but 0.13 to 0.7 of the time for 2 to 12 parts of one position each, which the library writes without coalescing.
 MOST_POSITIONS = 16
 
-#: The same of all slices together that windows over what is padded are, on a CPU, whose vectors do not choose. One
-#: thread of an AMD EPYC, 6 images of 256 x 256 with reflected edges: the median of three neighbours takes 4.1 ms where
-#: its kernel chooses and 0.3 where the edges are written, the least of nine 11.4 and 0.5.
+#: The same of all slices together that windows over what is padded are, on a CPU, whose vectors do not choose between
+#: a row and edges that lie elsewhere. One thread of an AMD EPYC, 6 images of 256 x 256 with reflected edges: the median
+#: of three neighbours takes 4.1 ms where its kernel chooses and 0.3 where the edges are written, the least of nine 11.4
+#: and 0.5. Of parts of one matrix, as the gradient of padding in a circle has, writing takes 1.7 times as long.
 MOST_OF_WINDOWS = 2
 
 #: Readers that are asked how they walk a concatenation.
@@ -128,10 +129,7 @@ def is_of_many(node: Node, c: Context) -> bool | None:
     """Does a kernel read a concatenation of many parts at places that none of its loops walks?"""
     if node.op != "concat" or node.dtype is None:
         return None
-    taken = [_count(node, user, node.args[1]) for user in node.users if user.op == "slice"]
-    choosing = [count for count in taken if count > 1]
-    most = MOST_CHOICES if c.device(node).kind != "cpu" else MOST_OF_WINDOWS
-    if len(node.args[0]) > 2 and len(choosing) > 1 and sum(choosing) > most:
+    if len(node.args[0]) > 2 and _has_windows(node, c):
         return True
     if len(node.args[0]) <= _most(node, c):
         return None
@@ -152,6 +150,28 @@ def is_of_many(node: Node, c: Context) -> bool | None:
             elif not (user.op == "slice" and _count(node, user, dim) <= _most(node, c)):
                 return True
     return None
+
+
+def _has_windows(node: Node, c: Context) -> bool:
+    """Do several slices take nearly all of a concatenation, with a choice among its parts for every element?
+
+    Along other dimensions than the last, where a kernel's loops are cut at the seams, more than two of them do.
+    """
+    dim = node.args[1]
+    extent, is_last = c.hint(size(node.spec.shape[dim])), dim == node.spec.ndim - 1
+    slices = [user for user in node.users if user.op == "slice"]
+    lengths = ((user, c.hint(size(user.args[2][dim] - user.args[1][dim]))) for user in slices)
+    nearly = [user for user, length in lengths if 3 * extent < 4 * length < 4 * extent]
+    choosing = [count for user in nearly if (count := _count(node, user, dim)) > 1]
+    apart = is_last and c.device(node).kind == "cpu" and any(_is_computed(x) for x in node.args[0])
+    return len(choosing) > 2 - is_last and sum(choosing) > (MOST_OF_WINDOWS if apart else MOST_CHOICES)
+
+
+def _is_computed(part: Node) -> bool:
+    """Is it made by a kernel of its own, as the edge of a row is, rather than a part of what is in memory?"""
+    while part.kind == "view" and isinstance(part.args[0], Node):
+        part = part.args[0]
+    return part.op == "index"
 
 
 def _walked(x: Node, user: Node, dim: int) -> int | None:

@@ -153,16 +153,18 @@ def is_of_many(node: Node, c: Context) -> bool | None:
 
 
 def _has_windows(node: Node, c: Context) -> bool:
-    """Do several slices take nearly all of a concatenation, with a choice among its parts for every element?
+    """Do several slices take most of a concatenation each, with a choice among its parts for every element?
 
-    Along other dimensions than the last, where a kernel's loops are cut at the seams, more than two of them do.
+    Along other dimensions than the last, where a kernel's loops are cut at the seams, more than two of them take nearly
+    all.
     """
     dim = node.args[1]
     extent, is_last = c.hint(size(node.spec.shape[dim])), dim == node.spec.ndim - 1
     slices = [user for user in node.users if user.op == "slice"]
     lengths = ((user, c.hint(size(user.args[2][dim] - user.args[1][dim]))) for user in slices)
-    nearly = [user for user, length in lengths if 3 * extent < 4 * length < 4 * extent]
-    choosing = [count for user in nearly if (count := _count(node, user, dim)) > 1]
+    share = extent // 2 if is_last else 3 * extent // 4
+    most = [user for user, length in lengths if share < length < extent]
+    choosing = [count for user in most if (count := _count(node, user, dim)) > 1]
     apart = is_last and c.device(node).kind == "cpu" and any(_is_computed(x) for x in node.args[0])
     return len(choosing) > 2 - is_last and sum(choosing) > (MOST_OF_WINDOWS if apart else MOST_CHOICES)
 

@@ -138,6 +138,9 @@ _OF_SIZES = {
     "one_hot under vmap": lambda x: torch.func.vmap(lambda i: torch.nn.functional.one_hot(i, x.shape[1]).float())(
         x.argmax(-1)
     ),
+    "one_hot under two vmaps": lambda x: torch.func.vmap(
+        torch.func.vmap(lambda i: torch.nn.functional.one_hot(i, x.shape[1] + 1)), in_dims=1
+    )((x > 0).long()),
     "upper triangle": lambda x: x[tuple(torch.triu_indices(x.shape[0], x.shape[0], 1))].sum(),
     "lower triangle": lambda x: x[tuple(torch.tril_indices(x.shape[0], x.shape[0]))] * 2,
     "combinations": lambda x: torch.combinations(torch.arange(x.shape[0])).float().sum(0),

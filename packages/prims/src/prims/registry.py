@@ -76,16 +76,12 @@ def keeps_leading_dimensions(name: str) -> None:
     is one dimension more."""
 
     def batched(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-
-        interpreter = retrieve_current_functorch_interpreter()
-        with interpreter.lower():
-            inside, dim = torch._C._functorch._unwrap_batched(x, interpreter.level())
-            call = getattr(torch.ops.quintet, name)
-            if dim is None:
-                return call(inside, *rest)  # type: ignore[no-any-return]
-            made = call(inside.movedim(dim, 0), *rest)
-            return torch._C._functorch._add_batch_dim(made, 0, interpreter.level())  # type: ignore[no-any-return]
+        levels, call = torch._C._functorch, getattr(torch.ops.quintet, name)
+        level = levels.peek_interpreter_stack().level()
+        inside, dim = levels._unwrap_batched(x, level)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)):
+            made: torch.Tensor = call(inside if dim is None else inside.movedim(dim, 0), *rest)
+        return made if dim is None else levels._add_batch_dim(made, 0, level)
 
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"quintet::{name}", "FuncTorchBatched"):
         _LIBRARY.impl(name, batched, "FuncTorchBatched")

@@ -16,9 +16,9 @@ import torch
 
 import prims
 
-__all__ = ["GENERATOR_FLAGS", "is_c_enumeration", "is_library_class", "is_library_file", "is_library_name",
-           "code_of", "is_set_anew", "is_state", "is_users_file", "runs_around", "runs_without_hook", "skip_reason",
-           "take_as_fixed"]  # fmt: skip
+__all__ = ["GENERATOR_FLAGS", "code_of", "is_c_enumeration", "is_library_class", "is_library_file", "is_library_name",
+           "is_set_anew", "is_state", "is_users_file", "library_of", "module_of_globals", "runs_around",
+           "runs_without_hook", "skip_reason", "take_as_fixed"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -72,8 +72,19 @@ def library_of(globals_: dict[str, Any]) -> str | None:
     name = globals_.get("__name__")
     if not isinstance(name, str) or not is_library_name(name):
         return None
-    module = sys.modules.get(name)
-    return name if isinstance(module, types.ModuleType) and vars(module) is globals_ else None
+    return module_of_globals(globals_)
+
+
+def module_of_globals(globals_: dict[str, Any]) -> str | None:
+    """The name by which a module whose globals these are is found in ``sys.modules``; None where there is none.
+
+    A module may call itself otherwise (``_collections_abc`` does): the name it was imported by is in its ``__spec__``.
+    """
+    for name in (globals_.get("__name__"), getattr(globals_.get("__spec__"), "name", None)):
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if isinstance(module, types.ModuleType) and vars(module) is globals_:
+            return name
+    return None
 
 
 #: Names of the standard library -> whether the program's own package of that name is what was imported.

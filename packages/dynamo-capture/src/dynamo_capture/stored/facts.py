@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from dynamo_capture.codemap import CodeMap
-from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name
+from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name, module_of_globals
 from dynamo_capture.stored.plain import NotPlain, packed
 from dynamo_capture.wrappers import is_disabled
 from prims.artefact import NotPortable
 
-__all__ = ["C_KINDS", "code_digest", "fact_of", "instance_fact", "is_type_form", "module_of_globals", "of_class"]
+__all__ = ["C_KINDS", "code_digest", "fact_of", "instance_fact", "is_type_form", "of_class"]
 
 C_KINDS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
@@ -65,13 +65,6 @@ def _const(const: Any) -> Any:
         return packed(const)
     except NotPlain:
         raise NotPortable(f"a constant of the code is a {type(const).__name__}") from None
-
-
-def module_of_globals(globals_: dict[str, Any]) -> str | None:
-    """The name of the module whose globals these are, None where there is none."""
-    name = globals_.get("__name__")
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    return name if module is not None and getattr(module, "__dict__", None) is globals_ else None
 
 
 def of_class(cls: type) -> list[Any]:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dynamo_capture.rules import is_library_class
-from dynamo_capture.stored.facts import fact_of, instance_fact, module_of_globals
+from dynamo_capture.rules import is_library_class, module_of_globals
+from dynamo_capture.stored.facts import fact_of, instance_fact
 from dynamo_capture.stored.plain import NotPlain, packed
 from prims.artefact import NotPortable
 

@@ -20,9 +20,9 @@ from dynamo_capture.breaks import BreakInfo
 from dynamo_capture.emitted import Again
 from dynamo_capture.request import FrameRequest
 from dynamo_capture.resume import resume_info, resume_point
-from dynamo_capture.rules import is_library_class, is_library_name
+from dynamo_capture.rules import is_library_class, is_library_name, module_of_globals
 from dynamo_capture.running import Running
-from dynamo_capture.stored.facts import fact_of, instance_fact, is_type_form, module_of_globals
+from dynamo_capture.stored.facts import fact_of, instance_fact, is_type_form
 from dynamo_capture.stored.log import ACCESSORS, GuardLog, Reads, Row
 from dynamo_capture.stored.names import Namer
 from dynamo_capture.stored.surroundings import hash_probe, hashes_differ

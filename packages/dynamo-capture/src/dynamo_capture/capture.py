@@ -25,6 +25,7 @@ from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.functions import CellValue, FunctionValue
 from dynamo_capture.values.inference import InferenceRegion
+from dynamo_capture.values.made_arrays import MadeArrays
 from dynamo_capture.values.objects import DELETED, ExceptionValue
 from dynamo_capture.values.tensor import SymValue
 from dynamo_capture.wrap import wrap
@@ -105,6 +106,8 @@ class Capture:
         self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
         self.methods: dict[tuple[int, str], tuple[type, types.FunctionType, type, Value]] = {}
         self.raising = Raising()
+        #: The arrays of NumPy that the region makes.
+        self.made_arrays = MadeArrays()
         #: The devices on which the region may draw random numbers.
         self.drawn: Set[torch.device] = frozenset()
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).

@@ -23,7 +23,7 @@ from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.arrays import array, is_array
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, DisabledValue, PyModuleValue
-from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_constant, is_numpy_scalar
 from dynamo_capture.values.containers import (
     TupleValue,
     core_items,
@@ -40,6 +40,7 @@ from dynamo_capture.values.getters import GETTERS, existing_getter
 from dynamo_capture.values.grown import found_list
 from dynamo_capture.values.held_by_thread import held_by_context, held_by_thread
 from dynamo_capture.values.instances import instance
+from dynamo_capture.values.made_arrays import is_numpy_function
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.numpy_scalars import numpy_scalar
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
@@ -253,6 +254,10 @@ def _py_module(tx: Capture, obj: Any, source: Source | None) -> Value:
 
 
 def _function(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if is_numpy_function(obj):
+        source = source or Source("constant", None, (obj,))
+        tx.guards.is_object(source, obj)
+        return BuiltinValue(obj, source)
     return tx.function(obj, source)
 
 
@@ -378,7 +383,12 @@ def _plain(tx: Capture, obj: Any, source: Source | None) -> Value:
 
 def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     cls = type(obj)
+    if source is None and (is_numpy_scalar(obj) or is_numpy_constant(obj)):
+        return ConstantValue(obj)
     source = source or Source("constant", None, (obj,))
+    if is_numpy_constant(obj):
+        tx.guards.is_object(source, obj)
+        return ConstantValue(obj, source)
     if cls.__module__ == "numpy":
         if cls.__name__ in ("ufunc", "_ArrayFunctionDispatcher"):
             tx.guards.is_object(source, obj)

@@ -24,7 +24,7 @@ from dynamo_capture.stored.plain import NotPlain, packed
 from dynamo_capture.wrappers import is_disabled
 from prims.artefact import NotPortable
 
-__all__ = ["C_KINDS", "code_digest", "fact_of", "instance_fact", "is_type_form", "of_class"]
+__all__ = ["C_KINDS", "code_digest", "fact_of", "instance_fact", "is_of_numpy", "is_type_form", "of_class"]
 
 C_KINDS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
@@ -99,7 +99,7 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
         return of_class(obj)
     if cls is types.CodeType:
         return ["code", code_digest(obj)]
-    if isinstance(obj, C_KINDS):
+    if isinstance(obj, C_KINDS) or is_of_numpy(obj):
         return _made_in_c(obj)
     if isinstance(obj, enum.Enum):
         return ["member", of_class(cls), obj._name_]
@@ -130,6 +130,12 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
     if cls.__flags__ & _HEAP_TYPE and is_library_class(cls) and cls.__mro__ == (cls, object) and not _state(obj):
         return instance_fact(obj)  # a mark that stands for itself
     raise NotPortable(f"a {cls.__module__}.{cls.__qualname__}, of which nothing is known that holds elsewhere")
+
+
+def is_of_numpy(obj: Any) -> bool:
+    """Whether it is one of NumPy's functions that are objects of its own kinds."""
+    cls = type(obj)
+    return cls.__module__ == "numpy" and cls.__name__ in ("ufunc", "_ArrayFunctionDispatcher")
 
 
 def _state(obj: Any) -> bool:

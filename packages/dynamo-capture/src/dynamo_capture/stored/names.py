@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.rules import is_library_class, module_of_globals
-from dynamo_capture.stored.facts import fact_of, instance_fact
+from dynamo_capture.stored.facts import fact_of, instance_fact, is_of_numpy
 from dynamo_capture.stored.plain import NotPlain, packed
 from prims.artefact import NotPortable
 
@@ -180,7 +180,7 @@ class Namer:
 
     def _by_name(self, obj: Any) -> list[Any] | None:
         name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-        if not isinstance(name, str) or not isinstance(obj, _NAMED):
+        if not isinstance(name, str) or not (isinstance(obj, _NAMED) or is_of_numpy(obj)):
             return None
         module = getattr(obj, "__module__", None)
         if isinstance(module, str) and module in sys.modules and walk(sys.modules[module], name) is obj:

@@ -15,6 +15,7 @@ from dynamo_capture.values.compare import equal_by_default, equals
 from dynamo_capture.values.composites import of_number
 from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar, note_order
 from dynamo_capture.values.exact import type_error
+from dynamo_capture.values.made_arrays import NumpyArray, on_arrays
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.spec.elementary import power
 
@@ -66,6 +67,8 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
     known = tx.graph.computed(fn, [a, b])
     if known is not None:
         return known
+    if isinstance(a, NumpyArray) or isinstance(b, NumpyArray):
+        return on_arrays(tx, fn, a, b)
     a, b = _numpy_operands(tx, fn, a, b)
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, written or fn, a, b)
@@ -348,6 +351,8 @@ def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     plain = _PLAIN[fn]
     if isinstance(a, TensorValue):
         return tx.graph_call(fn, [a, b], {})
+    if isinstance(a, NumpyArray) or isinstance(b, NumpyArray):
+        return on_arrays(tx, fn, a, b)
     if isinstance(a, ListValue) and plain is operator.add:
         return a.call_method(tx, "__iadd__", [b], {})
     if isinstance(a, ListValue) and plain is operator.mul and _is_count(b):
@@ -369,6 +374,8 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     """``fn(a, b)`` for a comparison from ``operator``."""
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, fn, a, b)
+    if isinstance(a, NumpyArray) or isinstance(b, NumpyArray):
+        return on_arrays(tx, fn, a, b)
     a, b = _numpy_operands(tx, fn, a, b)
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, fn, a, b)
@@ -469,6 +476,8 @@ def _has_python_method(found: Any) -> bool:
 
 def unary(tx: Capture, fn: Callable[..., Any], a: Value) -> Value:
     """``fn(a)`` for ``operator.neg``, ``pos``, ``invert`` and ``abs``."""
+    if isinstance(a, NumpyArray):
+        return on_arrays(tx, fn, a)
     a = decided(tx, a)
     if fn is operator.invert and isinstance(a, SymValue) and a.pytype is int:
         return inverted(tx, a)

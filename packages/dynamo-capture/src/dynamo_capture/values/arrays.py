@@ -1,12 +1,15 @@
 """Arrays of NumPy that exist outside, of which the region makes tensors: ``torch.from_numpy(self.table)``.
 
 The tensor is an input of the graph: made of the array before each call, over its memory, so that what others write to
-the array counts. Whatever else a program does with an array ends the graph.
+the array counts. What else a program reads of a small array is guarded, as long as that stays from call to call; a
+write to an array ends the graph.
 """
 
 from __future__ import annotations
 
 import sys
+import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,14 +19,20 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.builtin_functions import builtin
+from dynamo_capture.values.callables import HandlerValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.made_arrays import KINDS, METHODS, MadeArrayValue, NumpyArray, tensor_of_numbers
 from dynamo_capture.values.tensor import TensorValue, size_value
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
 __all__ = ["ArrayValue", "array", "is_array", "tensor_of"]
+
+
+#: Bytes up to which the contents of an array are compared before each call.
+_MOST_COMPARED = 4096
 
 
 def is_array(obj: Any) -> bool:
@@ -39,15 +48,21 @@ def tensor_of_array(array: Any) -> torch.Tensor | None:
         return None
 
 
-class ArrayValue(Value):
+def contents_of(array: Any) -> bytes | None:
+    """All that a program can read of a small array (a step of a guard's path); None for a large one."""
+    if array.nbytes > _MOST_COMPARED:
+        return None
+    return f"{array.dtype.str}{array.shape}{array.strides}".encode() + array.tobytes()  # type: ignore[no-any-return]
+
+
+class ArrayValue(NumpyArray):
     """An array; ``inner`` is a tensor over its memory."""
 
-    __slots__ = ("inner", "obj")
-
-    mutable = True
+    __slots__ = ("_known", "inner")
 
     def __init__(self, obj: Any, source: Source, inner: TensorValue) -> None:
         self.obj = obj
+        self._known: MadeArrayValue | None = None
         self.source = source
         self.inner = inner
 
@@ -58,6 +73,29 @@ class ArrayValue(Value):
     def real(self) -> Any:
         return self.obj
 
+    def known(self, tx: Capture) -> MadeArrayValue:
+        """What is in the array, guarded: an array like it that nobody writes.
+
+        Raises:
+            GraphBreak: it is large, has changed from call to call, or the region may have written to it.
+        """
+        if self._known is None:
+            data = contents_of(self.obj)
+            name = str(self.source)
+            if data is None or self.obj.dtype.kind not in KINDS or not tx.sizes.settles(name, zlib.crc32(data)):
+                raise GraphBreak("QB09", f"what is in {display(self)}, which is large, or changes from call to call")
+            tx.guards.equals(Source("call", self.source, contents_of), data)
+            like = self.obj.copy("K")
+            like.flags.writeable = False
+            self._known = MadeArrayValue(tx.made_arrays, like)
+            tx.made_arrays.values[id(like)], tx.made_arrays.like[id(like)] = self, like
+        self._known.array(tx)
+        return self._known
+
+    def array(self, tx: Capture) -> Any:
+        """See :meth:`known`."""
+        return self.known(tx).array(tx)
+
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "shape":
             return TupleValue(list(size_value(tx, self.inner).items))  # type: ignore[attr-defined]
@@ -65,7 +103,26 @@ class ArrayValue(Value):
             return ConstantValue(self.inner.example.ndim)
         if name == "size":
             return self.inner.call_method(tx, "numel", [], {})
-        raise _refused(self, f"attribute {name!r}")
+        if name == "dtype":
+            return ConstantValue(self.obj.dtype)  # the tensor's dtype is guarded
+        if name in METHODS:
+            return HandlerValue(lambda tx, args, kwargs: self.call_method(tx, name, args, kwargs), name)
+        return self.known(tx).getattr(tx, name)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.known(tx).call_method(tx, name, args, kwargs)
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        return self.known(tx).getitem(tx, key)
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        raise GraphBreak("QB09", f"a write to {display(self)}")
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        return self.known(tx).contains(tx, item)
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        return self.known(tx).iterate(tx)
 
     def length(self, tx: Capture) -> Value:
         if not self.inner.example.ndim:
@@ -73,7 +130,7 @@ class ArrayValue(Value):
         return self.inner.length(tx)
 
     def truth(self, tx: Capture) -> bool:
-        raise _refused(self, "the truth value")
+        return self.known(tx).truth(tx)
 
     def describe(self) -> str:
         return "a numpy ndarray"
@@ -99,8 +156,10 @@ def array(tx: Capture, obj: Any, source: Source | None) -> Value:
     return ArrayValue(obj, source, inner)  # type: ignore[arg-type]
 
 
-def tensor_of(tx: Capture, fn: Any, value: ArrayValue, kwargs: dict[str, Value]) -> Value:
+def tensor_of(tx: Capture, fn: Any, value: ArrayValue | MadeArrayValue, kwargs: dict[str, Value]) -> Value:
     """``torch.as_tensor(array, ...)`` or ``torch.tensor(array, ...)``."""
+    if isinstance(value, MadeArrayValue):
+        return _tensor_of_made(tx, fn, value, kwargs)
     if kwargs.keys() - {"dtype", "device"}:
         raise _refused(value, f"torch.{fn.__name__}() with these options")
     given = {name: option for name, option in kwargs.items() if option.realize().pytype is not type(None)}
@@ -111,9 +170,23 @@ def tensor_of(tx: Capture, fn: Any, value: ArrayValue, kwargs: dict[str, Value])
     return tx.graph_call("to", [value.inner], {**device, **given, **copied}, method=True)
 
 
+def _tensor_of_made(tx: Capture, fn: Any, value: MadeArrayValue, kwargs: dict[str, Value]) -> Value:
+    given = {name: option.realize().const() for name, option in kwargs.items()}
+    dtype, device = given.get("dtype"), given.get("device")
+    plain = given.keys() <= {"dtype", "device"} and isinstance(dtype, torch.dtype | None)
+    if not plain or (device is not None and torch.device(device).type != "cpu"):
+        raise GraphBreak("QB09", f"torch.{fn.__name__}() of an array with these options")
+    if fn is torch.tensor:
+        return tensor_of_numbers(tx, value, shared=False, dtype=dtype)
+    made = tensor_of_numbers(tx, value, shared=True)
+    return made if dtype is None else tx.graph_call("to", [made, ConstantValue(dtype)], {}, method=True)
+
+
 @builtin(torch.from_numpy)
 def _from_numpy(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0].realize() if len(args) == 1 and not kwargs else None
+    if isinstance(value, MadeArrayValue):
+        return tensor_of_numbers(tx, value, shared=True)
     if not isinstance(value, ArrayValue):
-        raise GraphBreak("QB09", "torch.from_numpy() of what is no array that exists outside")
+        raise GraphBreak("QB09", "torch.from_numpy() of what is no array that is known")
     return value.inner

@@ -27,7 +27,7 @@ from dynamo_capture.values.callables import BuiltinValue, ClassValue, PyModuleVa
 from dynamo_capture.values.class_tests import is_instance, is_subclass
 from dynamo_capture.values.classes import find, lookup
 from dynamo_capture.values.compare import identical
-from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar
+from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import ListValue, TupleValue, is_plain_namedtuple
 from dynamo_capture.values.elementary import elementary_function, is_finite
 from dynamo_capture.values.exact import type_error
@@ -35,6 +35,7 @@ from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperVal
 from dynamo_capture.values.identity import hash_of
 from dynamo_capture.values.ids import id_of
 from dynamo_capture.values.iterating import FUNCTIONS
+from dynamo_capture.values.made_arrays import NumpyArray, call_numpy, is_numpy_function
 from dynamo_capture.values.numpy_scalars import function_of_number
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.ordered_lists import ORDERED_LISTS
@@ -107,12 +108,10 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     if isinstance(owner, type) and getattr(fn, "__name__", "") == "__subclasses__" and not args and not kwargs:
         return _subclasses(tx, owner)
     if type(fn).__name__ == "ufunc":
-        if all(arg.realize().is_const for arg in args):
-            return fold(tx, fn, args, kwargs)
         if len(args) == 1 and not kwargs and (found := function_of_number(tx, fn, args[0].realize())) is not None:
             return found
-    if type(fn).__name__ == "_ArrayFunctionDispatcher":
-        return _numpy_of_numbers(tx, fn, args, kwargs)
+    if is_numpy_function(fn):
+        return call_numpy(tx, fn, args, kwargs)
     number = "QB09" if module.partition(".")[0] in ("numpy", "scipy") else "QB03"
     if module in ("random", "_random") or isinstance(owner, random.Random):
         number = "QB16"
@@ -123,6 +122,8 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
     realized = [arg.realize() for arg in args]
     if any(isinstance(arg, TensorValue) for arg in realized):
         raise GraphBreak("QB02", f"{fn.__name__}() of a tensor")
+    if fn in (divmod, round, pow) and any(isinstance(arg, NumpyArray) for arg in realized):
+        return call_numpy(tx, fn, args, kwargs)
     if "key" in kwargs:
         raise GraphBreak("QB07", f"{fn.__name__}() by a key")
     if not kwargs and (found := elementary_function(tx, fn, realized)) is not None:
@@ -134,25 +135,6 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
         if fn in _SYM_SAFE and is_finite(number):
             return tx.graph_call(fn, realized, kwargs)
     return fold(tx, fn, list(realized), kwargs)
-
-
-def _numpy_of_numbers(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A function of NumPy on numbers, and lists and tuples of them, that gives a number."""
-    plain = [_numbers(arg) for arg in args]
-    named = {name: _numbers(value) for name, value in kwargs.items()}
-    result = tx.exact(fn, *plain, **named)
-    if not is_numpy_scalar(result) and type(result) not in (bool, int, float, complex):
-        raise GraphBreak("QB09", f"the function numpy.{fn.__name__}, which gives a {type(result).__name__}")
-    return tx.from_python(result)
-
-
-def _numbers(value: Value) -> Any:
-    value = value.realize()
-    if isinstance(value, (TupleValue, ListValue)) and value.pytype in (tuple, list, torch.Size):
-        return value.pytype(map(_numbers, value.items))
-    if type(value) is ConstantValue or isinstance(value, SymValue):
-        return value.const()
-    raise GraphBreak("QB09", f"a function of NumPy on {display(value)}")
 
 
 _SYM_SAFE = frozenset((math.ceil, math.floor, math.trunc, abs, round))

@@ -76,6 +76,9 @@ class _FixedValue(Value):
         cg.load_const(self.obj)
 
 
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+
+
 class BuiltinValue(_FixedValue):
     """A function implemented in C, or a torch function that is an operator of the graph."""
 
@@ -90,7 +93,17 @@ class BuiltinValue(_FixedValue):
         if name == "__get__" and isinstance(self.obj, _SLOTS):
             return MethodHandlerValue(self._bind, name, self)
         found = tx.exact(getattr, self.obj, name)
+        if getattr(found, "__self__", None) is self.obj and isinstance(found, _BOUND):
+            return self._method(name, found)
         return tx.from_python(found, self.source and self.source.attr(name))
+
+    def _method(self, name: str, found: Any) -> Value:
+        """A method of the function itself: of a ufunc of NumPy, ``np.add.outer``."""
+        from dynamo_capture.values.made_arrays import call_numpy
+
+        if type(self.obj).__name__ != "ufunc" or name not in ("reduce", "accumulate", "outer", "reduceat", "at"):
+            raise GraphBreak("QB03", f"the method {name!r} of {self.describe()}")
+        return HandlerValue(lambda tx, args, kwargs: call_numpy(tx, found, args, kwargs), name)
 
     def _bind(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """``object.__setattr__.__get__(instance)``, by which attrs sets the fields of frozen instances."""

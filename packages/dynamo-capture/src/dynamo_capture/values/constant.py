@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["CONST_TYPES", "ConstantValue", "fold", "is_numpy_scalar", "note_order"]
+__all__ = ["CONST_TYPES", "ConstantValue", "fold", "is_numpy_constant", "is_numpy_scalar", "note_order"]
 
 #: Types whose instances are constants (exact type).
 CONST_TYPES: frozenset[type] = frozenset(
@@ -31,6 +31,12 @@ _SINGLETONS = frozenset((type(None), bool, type(Ellipsis), type(NotImplemented),
 def is_numpy_scalar(obj: Any) -> bool:
     """Whether ``obj`` is a numpy scalar such as ``np.float64(2.0)`` (numpy is not imported for the question)."""
     return type(obj).__module__ == "numpy" and any(base.__name__ == "generic" for base in type(obj).__mro__)
+
+
+def is_numpy_constant(obj: Any) -> bool:
+    """Whether ``obj`` is a dtype of NumPy, or the limits of one: ``np.finfo(np.float32)``."""
+    module, name = type(obj).__module__, type(obj).__name__
+    return module == "numpy.dtypes" or module == "numpy" and name in ("dtype", "finfo", "iinfo")
 
 
 class ConstantValue(Value):

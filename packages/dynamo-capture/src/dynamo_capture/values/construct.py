@@ -34,6 +34,7 @@ from dynamo_capture.values.index_mode import IndexMode, is_index_mode
 from dynamo_capture.values.iterating import ITERATORS, Signature
 from dynamo_capture.values.known_tensors import as_known_ints, computed_of_known
 from dynamo_capture.values.leaves import make_parameter
+from dynamo_capture.values.made_arrays import call_numpy
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.plain_objects import MADE_OF_CONSTANTS
@@ -97,6 +98,8 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
     if is_index_mode(cls) and not args and not kwargs:
         return IndexMode(cls)
+    if cls.__module__ == "numpy" and cls.__name__ in ("dtype", "finfo", "iinfo"):
+        return call_numpy(tx, cls, args, kwargs)
     if _is_numpy_scalar_class(cls):
         return fold(tx, cls, args, kwargs)
     if type(cls) not in _PLAIN_METACLASSES:

@@ -337,7 +337,7 @@ class TensorValue(Value):
     def getitem(self, tx: Capture, key: Value) -> Value:
         if tx.index_modes:
             return tx.index_modes[-1].getitem_of(tx, self, key)  # type: ignore[no-any-return]
-        key = _with_known_bools(key)
+        key = _plain_key(tx, key)
         rows = _drawn_rows(tx, key)
         if rows is None:
             try:
@@ -356,7 +356,7 @@ class TensorValue(Value):
         return tx.graph_call(torch.stack, [ListValue(taken)], {})
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
-        key = _with_known_bools(key)
+        key = _plain_key(tx, key)
         try:
             tx.graph_call(operator.setitem, [self, key, value], {})
         except GraphBreak as brk:
@@ -514,15 +514,19 @@ class SymValue(Value):
         return f"the symbolic number {self.example}"
 
 
-def _with_known_bools(key: Value) -> Value:
-    """A key, in which a bool is a mask of no dimensions: whether there are elements, it says (guarded)."""
+def _plain_key(tx: Capture, key: Value) -> Value:
+    """A key, in which arrays made here are tensors, and a bool is a mask of no dimensions: whether there are elements,
+    it says (guarded)."""
     from dynamo_capture.values.containers import TupleValue
+    from dynamo_capture.values.made_arrays import MadeArrayValue, index_of
 
     key = key.realize()
+    if type(key) is MadeArrayValue:
+        return index_of(tx, key)
     if isinstance(key, SymValue) and key.pytype is bool:
         return ConstantValue(key.const())
-    if type(key) is TupleValue and any(isinstance(i.realize(), SymValue) for i in key.items):
-        return TupleValue([_with_known_bools(item) for item in key.items])
+    if type(key) is TupleValue and any(isinstance(i.realize(), (SymValue, MadeArrayValue)) for i in key.items):
+        return TupleValue([_plain_key(tx, item) for item in key.items])
     return key
 
 

@@ -188,8 +188,9 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         body = FUSED_STEPS[fn]
     if fn in (torch.tensor, torch.as_tensor) and len(args) == 1:
         from dynamo_capture.values.arrays import ArrayValue, tensor_of
+        from dynamo_capture.values.made_arrays import MadeArrayValue
 
-        if isinstance(made_of := args[0].realize(), ArrayValue):
+        if isinstance(made_of := args[0].realize(), (ArrayValue, MadeArrayValue)):
             return tensor_of(tx, fn, made_of, kwargs)
     if fn in TENSOR_MAKERS and len(args) == 1 and isinstance(number := args[0].realize(), SymValue):
         body = of_number if has_place(tx, number) and not kwargs.keys() - {"dtype", "device"} else body

@@ -106,7 +106,6 @@ class Capture:
         self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
         self.methods: dict[tuple[int, str], tuple[type, types.FunctionType, type, Value]] = {}
         self.raising = Raising()
-        #: The arrays of NumPy that the region makes.
         self.made_arrays = MadeArrays()
         #: The devices on which the region may draw random numbers.
         self.drawn: Set[torch.device] = frozenset()

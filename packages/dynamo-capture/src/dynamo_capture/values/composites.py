@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 __all__ = [
     "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "batch_norm_at_a_rate", "body_of", "corrcoef", "cov", "cross_entropy",
-    "index_fill", "nll_loss", "of_number", "of_numbers",
+    "has_gradient_of_a_mask", "index_fill", "index_put", "index_put_", "nll_loss", "of_number", "of_numbers",
+    "set_by_mask",
 ]  # fmt: skip
 
 
@@ -48,6 +49,51 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
         shape[dim] = input.shape[dim]
     chosen = torch.zeros(shape, dtype=torch.bool, device=input.device).index_fill(dim, index, True)
     return torch.where(chosen, value.to(input.dtype), input)
+
+
+def index_put(input: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
+    """``torch.index_put``. By a mask PyTorch takes the gradient of ``values`` from as many elements as the data say."""
+    given = [index for index in indices if index is not None]
+    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, values):
+        return torch.ops.aten.index_put(input, indices, values, accumulate)
+    dim = next(d for d, index in enumerate(indices) if index is not None)
+    return put_by_mask(input, given[0], values, dim, accumulate)
+
+
+def index_put_(input: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
+    """``torch.index_put_``, in the same way."""
+    given = [index for index in indices if index is not None]
+    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, values):
+        return torch.ops.aten.index_put_(input, indices, values, accumulate)
+    return input.copy_(index_put(input, indices, values, accumulate))
+
+
+def has_gradient_of_a_mask(input: Any, values: Any) -> bool:
+    """Whether values that a mask places get a gradient, and are none that PyTorch refuses."""
+    return bool(values.requires_grad and values.numel() and input.numel() and values.dtype == input.dtype)
+
+
+def put_by_mask(input: Any, mask: Any, values: Any, dim: int, accumulate: Any = False) -> Any:
+    """``input`` with ``values`` (or increased by them) where a mask, over dimensions from ``dim`` on, is true: one for
+    all, or one after another. Their number is asserted to be that of the mask's elements."""
+    behind = input.ndim - dim - mask.ndim
+    chosen = mask.reshape(*mask.shape, *[1] * behind)
+    if values.ndim > behind and values.shape[values.ndim - behind - 1] != 1:
+        at = values.ndim - behind - 1
+        count = values.shape[at]
+        seen = mask.reshape(-1).cumsum(0)
+        torch._assert_async(seen[-1] == count)
+        rows = values.index_select(at, (seen - 1).clamp(0, count - 1))
+        values = rows.reshape(*values.shape[:at], *mask.shape, *values.shape[at + 1 :])
+    elif values.ndim > behind:
+        at = values.ndim - behind - 1
+        values = values.reshape(*values.shape[:at], *[1] * mask.ndim, *values.shape[at + 1 :])
+    return torch.where(chosen, input + values if accumulate else values, input)
+
+
+def set_by_mask(input: Any, mask: Any, values: Any, dim: int) -> None:
+    """``input[mask] = values``, the mask behind ``dim`` whole dimensions."""
+    input.copy_(put_by_mask(input, mask, values, dim))
 
 
 def of_number(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
@@ -117,7 +163,9 @@ def cross_entropy(
 BODIES_OF_EXAMPLES = {F.nll_loss: nll_loss, F.cross_entropy: cross_entropy}
 
 _BODIES = {
-    getattr(owner, body.__name__): body for owner in (torch, torch.Tensor) for body in (cov, corrcoef, index_fill)
+    getattr(owner, body.__name__): body
+    for owner in (torch, torch.Tensor)
+    for body in (cov, corrcoef, index_fill, index_put, index_put_)
 }
 
 

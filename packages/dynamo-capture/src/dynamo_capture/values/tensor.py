@@ -357,6 +357,12 @@ class TensorValue(Value):
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         key = _plain_key(tx, key)
+        if (mask := _mask_of(self, key, value.realize())) is not None:
+            from dynamo_capture.values.composites import set_by_mask
+
+            dim, chosen = mask
+            tx.from_python(set_by_mask).realize().call(tx, [self, chosen, value, ConstantValue(dim)], {})
+            return
         try:
             tx.graph_call(operator.setitem, [self, key, value], {})
         except GraphBreak as brk:
@@ -528,6 +534,27 @@ def _plain_key(tx: Capture, key: Value) -> Value:
     if type(key) is TupleValue and any(isinstance(i.realize(), (SymValue, MadeArrayValue)) for i in key.items):
         return TupleValue([_plain_key(tx, item) for item in key.items])
     return key
+
+
+def _mask_of(tensor: TensorValue, key: Value, value: Value) -> tuple[int, Value] | None:
+    """The mask that is a key, and the whole dimensions before it, where the values it places get a gradient."""
+    from dynamo_capture.values.composites import has_gradient_of_a_mask
+    from dynamo_capture.values.containers import TupleValue
+
+    if not isinstance(value, TensorValue) or not has_gradient_of_a_mask(tensor.example, value.example):
+        return None
+    parts = [part.realize() for part in key.items] if isinstance(key, TupleValue) else [key]
+    masks = [d for d, part in enumerate(parts) if isinstance(part, TensorValue)]
+    whole = slice(None, None, None)
+    if len(masks) != 1 or parts[masks[0]].example.dtype != torch.bool:  # type: ignore[attr-defined]
+        return None
+    if not all(part.is_const and part.const() == whole for d, part in enumerate(parts) if d != masks[0]):
+        return None
+    behind = len(parts) - masks[0] - 1
+    mask: TensorValue = parts[masks[0]]  # type: ignore[assignment]
+    shape, at, of = tuple(mask.example.shape), masks[0], tensor.example
+    fits = len(shape) + at + behind <= of.ndim and value.example.ndim <= of.ndim - len(shape) + 1
+    return (at, mask) if shape and fits and tuple(of.shape[at : at + len(shape)]) == shape else None
 
 
 def _drawn_rows(tx: Capture, key: Value) -> list[Value] | None:

@@ -25,6 +25,7 @@ from prims.decomp.common import (
     prod,
     required,
     same_shape,
+    select,
     to_dtype,
     unsupported,
 )
@@ -148,6 +149,9 @@ def index_put(p: Any, self: Value, indices: Sequence[Value | None], values: Valu
         value = _one_row(p, values, self.ndim - found[0].ndim)
         if value is not None:
             return _masked_put(p, self, found[0], value, accumulate)
+    if len(found) == 1 and found[0].dtype == torch.bool and not is_empty(self) and not is_empty(values):
+        dim = next(d for d, i in enumerate(indices) if i is not None)
+        return _put_in_order(p, self, found[0], dim, values, accumulate)
     at, dims = _indices(p, self, indices)
     k = at[0].ndim
     rest = tuple(s for d, s in enumerate(self.shape) if d not in dims)
@@ -176,13 +180,36 @@ def _one_row(p: Any, values: Value, rest: int) -> Value | None:
     return None
 
 
-def _masked_put(p: Any, self: Value, mask: Value, value: Value, accumulate: bool) -> Value:
+def _masked_put(p: Any, self: Value, mask: Value, value: Value, accumulate: bool, dim: int = 0) -> Value:
     """index_put with a mask and the same values everywhere has a static shape: it is a where()."""
-    lead = p.broadcast(mask, tuple(self.shape), tuple(range(mask.ndim)))
+    lead = p.broadcast(mask, tuple(self.shape), tuple(range(dim, dim + mask.ndim)))
     fill = expand(p, to_dtype(p, value, self.dtype), self.shape)
     if accumulate:
         fill = p.logical_or(self, fill) if self.dtype == torch.bool else p.add(self, fill)
     return p.where(lead, fill, self)
+
+
+def _put_in_order(p: Any, self: Value, mask: Value, dim: int, values: Value, accumulate: bool) -> Value:
+    """index_put with a mask from dimension `dim` on, whose elements take one value after another.
+
+    The number of elements has to be the number of values: other indices are out of range, which stops the kernel.
+    """
+    rest = self.shape[dim + mask.ndim :]
+    count = values.shape[-len(rest) - 1] if values.ndim > len(rest) else 1
+    size = prod(mask.shape)
+    x = reshaped(p, self, (*self.shape[:dim], size, *rest))
+    taken = reshaped(p, mask, (size,))
+    if isinstance(count, int) and count == 1:
+        return reshaped(p, _masked_put(p, x, taken, values, accumulate, dim), self.shape)
+    seen = p.cumsum(p.convert(taken, torch.int64), 0)
+    total = p.broadcast(select(p, seen, 0, size - 1), (size,), ())
+    at = p.where(p.eq(total, count), p.maximum(p.sub(seen, 1), 0), count)
+    wide = expand(p, to_dtype(p, values, self.dtype), (*self.shape[:dim], count, *rest))
+    new = index_along(p, wide, at, dim)
+    if accumulate:
+        new = p.logical_or(x, new) if self.dtype == torch.bool else p.add(x, new)
+    out = p.where(p.broadcast(taken, tuple(x.shape), (dim,)), new, x)
+    return reshaped(p, out, self.shape)
 
 
 # ---- scattering -----------------------------------------------------------------------------------------

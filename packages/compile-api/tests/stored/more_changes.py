@@ -323,3 +323,56 @@ for name, before, after in (
     ("a tensor in a wrapper's place", "# here", "held = held.held"),
 ):
     change(name, before, after, "", WRAPPER)
+
+MEMBERS = """
+import enum
+class Side(enum.IntEnum):
+    LEFT = 0
+class Act(str, enum.Enum):
+    USED = "gelu"
+class Scale(float, enum.Enum):
+    BY = 2.0
+class Shape(tuple, enum.Enum):
+    OF = (1, 2)
+class Options(enum.Flag):
+    CHOSEN = 0
+class Bits(enum.IntFlag):
+    CHOSEN = 0
+def run(x):
+    y = x.sum(dim=Side.LEFT, keepdim=True) + x.cumsum(Side.LEFT)
+    y = torch.relu(y) if Act.USED == "relu" else y.sin()
+    y = y * 2 if Scale.BY > 2.5 else y
+    y = y + len(Shape.OF)
+    y = y + 1 if Options.CHOSEN else y
+    return y * 3 if Bits.CHOSEN else y
+def make():
+    return run, [((x,), {})]
+"""
+for name, before, after in (
+    ("a member that is an int", "LEFT = 0", "LEFT = 1"),
+    ("a member that is a str", '"gelu"', '"relu"'),
+    ("a member that is a float", "BY = 2.0", "BY = 3.0"),
+    ("a member that is a tuple", "(1, 2)", "(1, 2, 3)"),
+    ("a member that is a flag", "(enum.Flag):\n    CHOSEN = 0", "(enum.Flag):\n    CHOSEN = 4"),
+    ("a member that is an int and a flag", "(enum.IntFlag):\n    CHOSEN = 0", "(enum.IntFlag):\n    CHOSEN = 4"),
+):
+    change(name, before, after, "", MEMBERS)
+
+ABSENT = """
+# here
+def helper(x):
+    try:
+        return x * quick
+    except NameError:
+        return x * 7
+def run(x):
+    try:
+        return helper(x) * fast_scale
+    except NameError:
+        return helper(x) + 1
+def make():
+    return run, [((x,), {})]
+"""
+for name, after in (("a name that was not there", "fast_scale = 2"), ("a helper's name that was not there", "quick = 3"),
+                    ("a builtin that was not there", "import builtins\nbuiltins.fast_scale = 2")):  # fmt: skip
+    change(name, "# here", after, "", ABSENT)

@@ -427,6 +427,9 @@ class Capture:
             if changed is None:
                 self._guard_builtin(globals_, builtins, name)
         else:
+            self._guard_no_global(globals_, name)
+            if builtins is self.request.builtins:
+                self.guards.contains(Source("constant", None, (builtins,)), name, False)
             raise self.observed(NameError(f"name {name!r} is not defined"))
         known = source is None or type(obj) in (torch.SymInt, torch.SymFloat, torch.SymBool)
         value = self._globals[key] = self.from_python(obj, source) if known else self.read(obj, source)
@@ -436,6 +439,9 @@ class Capture:
         """No global of the name hides a builtin, and it is the one that it is now."""
         if builtins is self.request.builtins:
             self.guards.is_object(Source("builtin", None, name), builtins[name])
+        self._guard_no_global(globals_, name)
+
+    def _guard_no_global(self, globals_: dict[str, Any], name: str) -> None:
         if globals_ is self.request.globals:
             self.guards.contains(Source("globals_dict", None, ()), name, False)
         elif rules.library_of(globals_) is None:

@@ -444,3 +444,24 @@ def test_a_programs_module_may_have_a_name_of_the_standard_librarys(change, capt
     finally:
         sys.modules.pop(name)
         rules._USERS_PACKAGES.pop(name, None)
+
+
+def test_a_name_that_was_not_there(capture):
+    """Neither a global nor a builtin of the name, in the function and in one that it calls."""
+    import builtins
+
+    space: dict = {"torch": torch}
+    exec(
+        "def helper(x):\n    try:\n        return x * quick\n    except NameError:\n        return x * 7\n"
+        "def run(x):\n    try:\n        return helper(x) * fast\n    except NameError:\n        return helper(x) + 1\n",
+        space,
+    )
+    compiled = capture(space["run"])
+    x = torch.ones(2)
+    try:
+        for change in (lambda: None, lambda: space.update(fast=2), lambda: space.pop("fast"), lambda: space.update(quick=3),
+                       lambda: setattr(builtins, "fast", 5), lambda: delattr(builtins, "fast")):  # fmt: skip
+            change()
+            torch.testing.assert_close(compiled(x), space["run"](x))
+    finally:
+        vars(builtins).pop("fast", None)

@@ -102,7 +102,7 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
     if isinstance(obj, C_KINDS) or is_of_numpy(obj):
         return _made_in_c(obj)
     if isinstance(obj, enum.Enum):
-        return ["member", of_class(cls), obj._name_]
+        return ["member", of_class(cls), obj._name_, *_content_of_member(obj, depth)]
     if isinstance(obj, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return ["operator", str(obj)]
     if is_type_form(obj):
@@ -115,7 +115,7 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
         values = [obj.func, list(obj.args), dict(obj.keywords)]
         return ["partial", *(fact_of(part, deep=True, depth=depth + 1) for part in values)]
     if cls is functools._lru_cache_wrapper:
-        return ["cached", fact_of(obj.__wrapped__, deep=deep, depth=depth + 1)]
+        return ["cached", obj.cache_parameters(), fact_of(obj.__wrapped__, deep=deep, depth=depth + 1)]
     if cls is _NAMED_FIELD:
         return ["field", obj.__reduce__()[1][0]]
     try:
@@ -130,6 +130,12 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
     if cls.__flags__ & _HEAP_TYPE and is_library_class(cls) and cls.__mro__ == (cls, object) and not _state(obj):
         return instance_fact(obj)  # a mark that stands for itself
     raise NotPortable(f"a {cls.__module__}.{cls.__qualname__}, of which nothing is known that holds elsewhere")
+
+
+def _content_of_member(member: enum.Enum, depth: int) -> list[Any]:
+    """What a member of an enumeration is without anybody asking for its value: a number, a text, a set of flags."""
+    of_data = type(member)._member_type_ is not object  # type: ignore[attr-defined]
+    return [fact_of(member._value_, deep=True, depth=depth + 1)] if of_data or isinstance(member, enum.Flag) else []
 
 
 def is_of_numpy(obj: Any) -> bool:

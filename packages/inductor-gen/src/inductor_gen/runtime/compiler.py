@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from inductor_gen.runtime.libraries import (
 )
 from inductor_gen.unit import Unit
 from prims.disk.cache import KernelCache
+from prims.disk.turns import Turns, turns_at
 from prims.eager import warn_user
 from prims.errors import InternalError, UserError
 from prims.options import Options
@@ -283,13 +285,52 @@ def load_kernels(
             missing.setdefault(keys[unit.name], unit)
         else:
             found[unit.name] = function.address
+    compiled = 0
     if missing:
         counting = (report or Report()).counting("compiling kernels", len(missing))
-        with workplace(cache) as folder, counting as more:
-            made = _compile(missing, compiler, options, cache, folder, more)
+        with turns_at(cache.root if cache is not None else None) as turns, workplace(cache) as folder, counting as more:
+            made, compiled = _made_by_turns(missing, turns, compiler, options, cache, folder, more)
         # Units of other names may have the same text.
         found |= {name: made[key] for name, key in keys.items() if key in made}
-    return found, len(missing)
+    return found, compiled
+
+
+#: Seconds between two looks at what another process is compiling.
+_LOOK = 0.01
+
+
+def _made_by_turns(
+    missing: dict[str, Unit], turns: Turns, compiler: Compiler, options: Options, cache: KernelCache | None,
+    folder: str, more: Callable[..., None],
+) -> tuple[dict[str, int], int]:  # fmt: skip
+    """The functions' addresses by key, and how many were compiled here; others compile what they have begun."""
+    made: dict[str, int] = {}
+    left = dict(missing)
+    waited: set[str] = set()
+    compiled = 0
+    patience = time.monotonic() + (options.compile_timeout or math.inf)
+    while left:
+        late = time.monotonic() > patience
+        mine = {key: unit for key, unit in left.items() if late or turns.take(key)}
+        for key in list(left):
+            # Looked for behind the turn: who had it before may have made it.
+            function = find_function(key, cache)
+            if function is not None:
+                made[key] = function.address
+                mine.pop(key, None)
+                del left[key]
+                more(1)
+        if not waited.isdisjoint(mine):
+            turns.leave()  # who had it could not keep it, or was ended: all that waited compile it, at once
+        if mine:
+            made |= _compile(mine, compiler, options, cache, folder, more)
+            compiled += len(mine)
+            left = {key: unit for key, unit in left.items() if key not in mine}
+        turns.leave()
+        waited |= left.keys()
+        if left:
+            time.sleep(_LOOK)
+    return made, compiled
 
 
 def launcher(options: Options) -> Launcher:

@@ -71,6 +71,13 @@ def _follow_stances() -> None:
     watch(lambda stance: _native.set_eager(stance == "eager"))
 
 
+def _is_rest(code: types.CodeType) -> bool:
+    """Whether it is the rest of a function behind a break."""
+    from dynamo_capture.resume import resume_info  # which needs what a stored program does without
+
+    return resume_info(code) is not None
+
+
 class Optimizer:
     """One compile configuration: a backend with options, its hook context and what it has captured.
 
@@ -282,7 +289,7 @@ class Optimizer:
             with self.report.phase("load"):
                 stored = stored_program(self.programs, request, self.options, self.report, state)
             if stored is not None:
-                return self._loaded(state, stored, where)
+                return self._loaded(state, request.code, stored, where)
         if self.beside is not None and not state.at_once:
             return self.beside.begin(state, request, entries, where)
         state.at_once = False
@@ -323,7 +330,7 @@ class Optimizer:
             with self.report.phase("load"):
                 stored = stored_program(self.programs, request, self.options, self.report, state)
             if stored is not None:
-                return self._loaded(state, stored, where)
+                return self._loaded(state, request.code, stored, where)
         missing = miss_reason(entries, request) if entries else "it has not been captured before"
         text = f"{code.co_qualname} would be captured{' again' if entries else ''}: {missing}"
         if stance == "eager_on_recompile":
@@ -340,11 +347,10 @@ class Optimizer:
         # Where there is nothing to compile, no graph comes.
         return self._captured(state, request, where, refused, None)
 
-    def _loaded(self, state: CodeState, stored: Restored, where: str | None) -> Any:
+    def _loaded(self, state: CodeState, code: types.CodeType, stored: Restored, where: str | None) -> Any:
         """The answer to the hook where a program of the store serves."""
-        if stored.nothing:
-            return self._nothing(state, where)
-        return self._entry(state, stored.code, stored.tree, stored.captured, stored.compiled, where)
+        entry = functools.partial(self._entry, state, stored.code, stored.tree, stored.captured, stored.compiled, where)
+        return self._nothing(state, where, code=code, entry=entry) if stored.nothing else entry()
 
     def _captured(
         self, state: CodeState, request: FrameRequest, where: str | None, compile_graph: CompileGraph,
@@ -374,9 +380,9 @@ class Optimizer:
             return put_off(result)
         if self.programs is not None and result.kept is not None:
             store_program(self.programs, result.kept, self.options, state)
-        if is_empty:
-            return self._nothing(state, where)
-        return self._entry(state, result.code, result.tree, captured, captured.graph is not None, where)
+        compiled = captured.graph is not None
+        entry = functools.partial(self._entry, state, result.code, result.tree, captured, compiled, where)
+        return self._nothing(state, where, code=request.code, entry=entry) if is_empty else entry()
 
     def came_to(self, error: BaseException, state: CodeState, where: str | None) -> int:
         """The answer to the hook where capturing or compiling has come to an error, or the error, raised."""
@@ -393,14 +399,25 @@ class Optimizer:
         finally:
             del error  # which would hold the frame that holds it, and with it the inputs of the call
 
-    def _nothing(self, state: CodeState, where: str | None, why: Why | None = None) -> Any:
+    def _nothing(
+        self, state: CodeState, where: str | None, why: Why | None = None, code: types.CodeType | None = None,
+        entry: Callable[[], Any] | None = None,
+    ) -> Any:  # fmt: skip
         """Nothing to compile in it: the frame runs as it is, and after a second look always does.
+
+        Not where it is the compiled function's own, or the rest of one behind a break: in another call there may be
+        something (a warm-up, an update every few steps). That nothing is to be done is guarded there as all else is.
 
         Args:
             why: what it would have compiled and why that is not compiled.
+            code: the frame's.
+            entry: makes the entry of what it does.
         """
         state.empty += 1
         state.why = why or Why(NOTHING.reason, where)
+        if entry is not None and code is not None and (code is self.root_code or _is_rest(code)):
+            state.sizes.commit()
+            return entry()
         return _native.RUN if state.empty < 3 else _native.SKIP
 
     def _entry(

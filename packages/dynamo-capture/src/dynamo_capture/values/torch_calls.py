@@ -178,6 +178,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         elif module.startswith("torch._C") and module not in _OPERATOR_C_MODULES and not name.startswith(_READERS):
             raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
     if getattr(fn, "__module__", None) == "torch._tensor" and args and fn in _methods_in_python():
+        if not issubclass(args[0].realize().pytype, torch.Tensor):
+            raise GraphBreak("QB03", f"a method of tensors, {fn.__name__}, of what is none")
         return args[0].realize().call_method(tx, _methods_in_python()[fn], args[1:], kwargs)
     body = body_of(fn, kwargs) or visible_body(fn)
     if fn is F.batch_norm and _keeps_running_numbers(args, kwargs):

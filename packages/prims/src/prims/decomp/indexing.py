@@ -324,18 +324,23 @@ def _index_update(p: Any, self: Value, dim: int, index: Value, source: Value, ac
     return _put(p, self, (at,), (dim,), to_dtype(p, values, self.dtype), accumulate)
 
 
+def _none_from_the_end(p: Any, self: Value, dim: int, index: Value) -> Value:
+    """Places along a dimension that the operator counts from the start alone."""
+    return _from_the_start(p, index, self.shape[norm_dim(dim, self.ndim)] if self.ndim else 1)
+
+
 @decomposition("aten.index_add.default")
 def index_add(p: Any, self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
     """self with self[..., index, ...] += alpha * source"""
     if alpha != 1:
         source = p.mul(source, number(alpha, source.dtype))
-    return _index_update(p, self, dim, index, source, True)
+    return _index_update(p, self, dim, _none_from_the_end(p, self, dim, index), source, True)
 
 
 @decomposition("aten.index_copy.default")
 def index_copy(p: Any, self: Value, dim: int, index: Value, source: Value) -> Value:
     """self with self[..., index, ...] = source"""
-    return _index_update(p, self, dim, index, source, False)
+    return _index_update(p, self, dim, _none_from_the_end(p, self, dim, index), source, False)
 
 
 @decomposition("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
@@ -355,8 +360,10 @@ def masked_scatter(p: Any, self: Value, mask: Value, source: Value) -> Value:
     """self with its masked elements taken, in order, from source."""
     shape = broadcast_shapes(self.shape, mask.shape)
     x = reshaped(p, expand(p, self, shape), (prod(shape),))
-    if is_empty(source):
+    if is_empty(x):
         return reshaped(p, x, shape)
+    if is_empty(source):
+        raise unsupported("masked_scatter of nothing, which the mask may ask for something")
     m = reshaped(p, expand(p, mask, shape), (prod(shape),))
     at = p.maximum(p.sub(p.cumsum(to_dtype(p, m, torch.int64), 0), 1), 0)
     taken = p.index(reshaped(p, source, (numel(source),)), (at,), (0,))

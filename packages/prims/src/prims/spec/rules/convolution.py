@@ -214,7 +214,7 @@ def _pool_shape(
 
 def check_image(x: TensorSpec, n: int) -> None:
     """Raise RuntimeError where an image of ``n`` dimensions has no channels or no elements; there may be no images."""
-    if any(layout.is_surely_less(size, 1) for size in x.shape[max(x.ndim - n - 1, 0) :]):
+    if x.ndim not in (n + 1, n + 2) or any(layout.is_surely_less(size, 1) for size in x.shape[x.ndim - n - 1 :]):
         raise RuntimeError(
             f"Expected {n + 1}D or {n + 2}D (batch mode) tensor with optional 0 dim batch size for input, but got: "
             f"{list(x.shape)}"
@@ -283,6 +283,12 @@ def max_pool1d(
     return TensorSpec(_pool_shape(x, 1, kernel, stride, padding, dilation, ceil_mode), x.dtype, x.device)
 
 
+def _check_rank(x: TensorSpec, n: int) -> None:
+    """Raise RuntimeError where it is no image with channels, nor a batch of such."""
+    if x.ndim not in (n + 1, n + 2):
+        raise RuntimeError(f"expected a tensor of {n + 1} or {n + 2} dimensions, but got {list(x.shape)}")
+
+
 def _check_some(x: TensorSpec, n: int) -> None:
     """Raise RuntimeError where one of the last ``n`` dimensions is empty: there is no average of nothing."""
     if any(layout.is_surely_less(size, 1) for size in x.shape[x.ndim - n :]):
@@ -297,6 +303,7 @@ def _check_channels(x: TensorSpec) -> None:
 
 @meta_rule("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: TensorSpec, output_size: Any) -> TensorSpec:
+    _check_rank(x, 2)
     _check_some(x, 2)
     shape = (*x.shape[:-2], *_listed(output_size, 2))
     return _formatted(shape, x, _batched_last(x, 2))
@@ -304,6 +311,7 @@ def adaptive_avg_pool2d(x: TensorSpec, output_size: Any) -> TensorSpec:
 
 @meta_rule("aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool3d.default")
 def adaptive_avg_pool3d(x: TensorSpec, output_size: Any) -> TensorSpec:
+    _check_rank(x, 3)
     _check_some(x, 3)
     _check_channels(x)
     return TensorSpec((*x.shape[:-3], *_listed(output_size, 3)), x.dtype, x.device)

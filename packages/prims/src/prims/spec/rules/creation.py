@@ -125,6 +125,8 @@ def with_format(x: TensorSpec, memory_format: Any, dtype: torch.dtype, device: t
     elif memory_format is torch.contiguous_format:
         strides = _contiguous_strides(x.shape)
     else:
+        if x.ndim != (rank := 4 if memory_format is torch.channels_last else 5):
+            raise RuntimeError(f"required rank {rank} tensor to use {memory_format}")
         strides = _channels_last_strides(x.shape)
     return TensorSpec(x.shape, dtype, device, strides)
 

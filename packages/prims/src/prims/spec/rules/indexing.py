@@ -39,6 +39,11 @@ def _check_along(x: TensorSpec, dim: int, index: TensorSpec) -> int:
     return d
 
 
+def _check_same(call: str, x: TensorSpec, source: TensorSpec) -> None:
+    if x.dtype != source.dtype:
+        raise RuntimeError(f"{call}: a source of {source.dtype} for a tensor of {x.dtype}")
+
+
 def _check_reached(size: Size, index: TensorSpec) -> None:
     """Raise IndexError where there is a position, and nothing to stand at. Where there is something, data decide."""
     if layout.is_surely_less(size, 1) and layout.is_surely_less(0, numel(index.shape)):
@@ -90,7 +95,17 @@ def scatter(x: TensorSpec, dim: int, index: TensorSpec, *args: Any, **kwargs: An
 )
 def index_copy(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -> TensorSpec:
     _positions(index)
-    _check_along(x, dim, index)
+    d = _check_along(x, dim, index)
+    _check_same("index_copy()", x, source)
+    if index.ndim > 1 or (source.ndim != x.ndim and source.ndim and x.ndim):
+        raise IndexError(f"index_copy(): an index and a source of shapes {list(index.shape)} and {list(source.shape)}")
+    if not source.ndim and numel(index.shape) != 1:
+        raise IndexError(f"index_copy(): {list(index.shape)} places for one number")
+    if source.ndim and x.ndim:
+        if any(a is not b and a != b for i, (a, b) in enumerate(zip(x.shape, source.shape, strict=True)) if i != d):
+            raise RuntimeError(f"index_copy(): a source of shape {list(source.shape)} for {list(x.shape)}")
+    if source.ndim and numel(index.shape) != source.shape[d if x.ndim else 0]:
+        raise IndexError(f"index_copy(): {list(index.shape)} places for a source of shape {list(source.shape)}")
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
@@ -98,8 +113,11 @@ def index_copy(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -
 def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: Any = 1) -> TensorSpec:
     _positions(index, torch.int32)
     d = _check_along(x, dim, index)
-    if source.ndim != x.ndim and (source.ndim, x.ndim) not in ((0, 1), (1, 0)):
+    _check_same("index_add()", x, source)
+    if source.ndim != x.ndim:
         raise RuntimeError(f"index_add(): self has {x.ndim} dimensions and source {source.ndim}")
+    if numel(index.shape) != (source.shape[d] if source.ndim else 1):
+        raise IndexError(f"index_add(): {list(index.shape)} places for a source of shape {list(source.shape)}")
     if any(a != b for i, (a, b) in enumerate(zip(x.shape, source.shape, strict=False)) if i != d):
         raise RuntimeError(f"index_add(): source of shape {list(source.shape)} for self of shape {list(x.shape)}")
     return TensorSpec(x.shape, x.dtype, x.device)
@@ -109,6 +127,8 @@ def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *,
 def index_fill(x: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
     _positions(index)
     _check_along(x, dim, index)
+    if isinstance(value, TensorSpec) and value.ndim:
+        raise RuntimeError(f"index_fill_ only supports a 0-dimensional value tensor, not one of {list(value.shape)}")
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -121,6 +141,7 @@ def masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> Tenso
 def put(x: TensorSpec, index: TensorSpec, source: TensorSpec, accumulate: bool = False) -> TensorSpec:
     _positions(index)
     _check_reached(numel(x.shape), index)
+    _check_same("put()", x, source)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -167,6 +188,8 @@ def as_strided_scatter(
 def index_select(x: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     _positions(index, torch.int32)
     d = wrap_dim(dim, x.ndim)
+    if index.ndim > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
     if not x.shape:
         return TensorSpec((), x.dtype, x.device)
     return TensorSpec((*x.shape[:d], numel(index.shape), *x.shape[d + 1 :]), x.dtype, x.device)
@@ -246,6 +269,15 @@ def index_put(
     if len(given) == 1 and given[0].dtype == torch.uint8 and not accumulate:
         if values.device.type == "cpu" and all(type(n) is int and n == 1 for n in values.shape):
             raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype unsigned char")
+    masks = [i for i in given if i.dtype in (torch.bool, torch.uint8)]
+    one = values.device.type == "cpu" and all(type(n) is int and n == 1 for n in values.shape)
+    if one and masks and len(given) == 1 and not accumulate:
+        return with_format(x, None, x.dtype, x.device)  # masked_fill(), which takes another type
+    _check_same("index_put()", x, values)
+    places = [i.ndim for i in given if i.dtype not in (torch.bool, torch.uint8)]
+    rest = x.ndim - len(places) - sum(i.ndim for i in masks)
+    if values.ndim > rest + max([*places, *([1] if masks else [])], default=0):
+        raise RuntimeError(f"shape mismatch: values of shape {list(values.shape)} for fewer dimensions")
     return with_format(x, None, x.dtype, x.device)
 
 

@@ -25,6 +25,11 @@ def _agree(what: str, a: tuple[Size, ...], b: tuple[Size, ...]) -> None:
         raise RuntimeError(f"size mismatch: {what} are of sizes {list(a)} and {list(b)}")
 
 
+def _check_type_of(given: TensorSpec, x: TensorSpec) -> None:
+    if given.dtype != x.dtype:
+        raise RuntimeError(f"expected {x.dtype} but found {given.dtype}")
+
+
 def _check_target(target: TensorSpec, types: tuple[torch.dtype, ...]) -> None:
     if target.dtype not in types:
         raise RuntimeError(f"a target of {target.dtype}, where it is one of {', '.join(map(str, types))}")
@@ -39,6 +44,7 @@ def nll_loss_forward(
         _agree("the batches", x.shape[:1], target.shape)
     if weight is not None:
         _agree("classes and weights", x.shape[-1:], weight.shape)
+        _check_type_of(weight, x)
     total = TensorSpec((), x.dtype, x.device)
     if reduction == NONE and x.ndim == 2:
         return TensorSpec((x.shape[0],), x.dtype, x.device), total
@@ -58,6 +64,7 @@ def nll_loss2d_forward(
     _agree("input and target", (x.shape[0], *x.shape[2:]), target.shape)
     if weight is not None:
         _agree("classes and weights", x.shape[1:2], weight.shape)
+        _check_type_of(weight, x)
     total = TensorSpec((), x.dtype, x.device)
     if reduction == NONE:
         return TensorSpec((x.shape[0], x.shape[2], x.shape[3]), x.dtype, x.device), total
@@ -95,9 +102,9 @@ def soft_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> T
         raise RuntimeError(
             f"result type {result_dtype((x, target))} can't be cast to the desired output type {x.dtype}"
         )
-    if broadcast_shapes((x.shape, target.shape)) == x.shape:
-        return _reduced(with_format(x, None, x.dtype, x.device), reduction)
-    return _reduced(iterate((x, target), x.dtype, common=result_dtype((x, target))), reduction)
+    if (shape := broadcast_shapes((x.shape, target.shape))) != x.shape:
+        raise RuntimeError(f"output with shape {list(x.shape)} doesn't match the broadcast shape {list(shape)}")
+    return _reduced(with_format(x, None, x.dtype, x.device), reduction)
 
 
 @meta_rule(
@@ -127,6 +134,9 @@ def huber_loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *ar
 def binary_cross_entropy(
     x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = 1
 ) -> TensorSpec:
+    for given in (target, weight):
+        if given is not None and x.device.type == "cpu":
+            _check_type_of(given, x)
     return _reduced(with_format(x, None, x.dtype, x.device), reduction)
 
 
@@ -140,6 +150,10 @@ def bce_with_logits(
     x: TensorSpec, target: TensorSpec, weight: Any = None, pos_weight: Any = None, reduction: int = 1
 ) -> TensorSpec:
     """Laid out as the target, and of its type: it is computed as ``(1 - target).mul_(x)``..."""
+    if not x.dtype.is_floating_point:
+        raise RuntimeError(f"there is no log_sigmoid of {x.dtype}")
+    if not torch.can_cast(result_dtype((x, target)), target.dtype):
+        raise RuntimeError(f"result type {result_dtype((x, target))} can't be cast to {target.dtype}")
     return _reduced(iterate((target,), target.dtype), reduction)
 
 

@@ -81,6 +81,7 @@ def baddbmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> Tenso
 @meta_rule("aten.addbmm.default")
 def addbmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
     product = bmm(a, b)
+    _same_dtype("addbmm", x, a)
     expand(x, product.shape[1:])
     return TensorSpec(product.shape[1:], a.dtype, a.device)
 
@@ -120,6 +121,7 @@ def mv(a: TensorSpec, x: TensorSpec) -> TensorSpec:
 @meta_rule("aten.addmv.default")
 def addmv(x: TensorSpec, a: TensorSpec, v: TensorSpec, **kwargs: Any) -> TensorSpec:
     out = mv(a, v)
+    _same_dtype("addmv", x, a)
     expand(x, out.shape)
     return out
 

@@ -79,6 +79,8 @@ def affine_grid_generator(theta: TensorSpec, size: Sequence[Size], align_corners
 
 @meta_rule("aten.max_unpool2d.default")
 def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Sequence[Size]) -> TensorSpec:
+    if x.shape != indices.shape:
+        raise RuntimeError(f"max_unpool2d: indices of shape {list(indices.shape)} for an input of {list(x.shape)}")
     shape = (*x.shape[:-2], *output_size)
     last = x.device.type != "cuda" and suggests_channels_last(x)
     return TensorSpec(shape, x.dtype, x.device, layout.channels_last_strides(shape) if last else None)

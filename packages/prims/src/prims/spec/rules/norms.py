@@ -24,6 +24,14 @@ def _accumulate(x: TensorSpec, *others: TensorSpec | None) -> torch.dtype:
     return x.dtype
 
 
+def _check_types(x: TensorSpec, *parameters: TensorSpec | None) -> None:
+    """Raise RuntimeError where a CPU's kernel has no such mixture of types: the parameters, and what is kept of earlier
+    batches, are of one type, the input's, or float32 beside half types."""
+    types = {p.dtype for p in parameters if p is not None}
+    if x.device.type == "cpu" and types - {x.dtype} and (types != {torch.float32} or x.dtype not in HALVES):
+        raise RuntimeError(f"mixed dtype (CPU): parameters of {', '.join(map(str, types))} for an input of {x.dtype}")
+
+
 @meta_rule("aten.native_layer_norm.default")
 def native_layer_norm(
     x: TensorSpec,
@@ -47,6 +55,7 @@ def native_layer_norm(
                 f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape "
                 f"{list(given.shape)} and normalized_shape = {list(normalized_shape)}"
             )
+    _check_types(x, weight, bias)
     out = TensorSpec(x.shape, x.dtype, x.device)
     stat = TensorSpec((*x.shape[: x.ndim - n], *(1,) * n), _layer_norm_stat(x, weight), x.device)
     return out, stat, stat
@@ -123,6 +132,7 @@ def native_group_norm(
                 "Expected weight and bias to be vectors of size equal to the number of channels in input, "
                 f"but got {list(given.shape)} and {c} channels"
             )
+    _check_types(x, weight, bias)
     stat = TensorSpec((n, group), _layer_norm_stat(x, weight), x.device)
     last = x.device.type == "cpu" and suggests_channels_last(x)
     strides = layout.channels_last_strides(x.shape) if last else None
@@ -153,8 +163,13 @@ def native_group_norm_backward(
 
 
 def _batch_norm(
-    x: TensorSpec, weight: TensorSpec | None, running_mean: TensorSpec | None, training: bool
+    x: TensorSpec, parameters: Sequence[TensorSpec | None], training: bool
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    """``parameters``: weight, bias, and the running mean and variance."""
+    weight, _, running_mean, _ = parameters
+    _check_types(x, *parameters)
+    if training and x.device.type == "cpu" and any(layout.is_surely_less(size, 1) for size in x.shape):
+        raise RuntimeError(f"input tensor must have at least one element, but got input_sizes = {list(x.shape)}")
     channels = x.shape[1] if x.ndim > 1 else 1
     out = with_format(x, _batch_norm_format(x) if x.device.type == "cpu" else None, x.dtype, x.device)
     if not training and x.device.type == "cpu":
@@ -202,35 +217,35 @@ def _batch_norm_format(x: TensorSpec, grad: TensorSpec | None = None) -> torch.m
 def native_batch_norm(
     x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    return _batch_norm(x, weight, mean, training)
+    return _batch_norm(x, (weight, bias, mean, var), training)
 
 
 @meta_rule("aten._native_batch_norm_legit.default")
 def native_batch_norm_legit(
     x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    return _batch_norm(x, weight, mean, training)
+    return _batch_norm(x, (weight, bias, mean, var), training)
 
 
 @meta_rule("aten._native_batch_norm_legit.no_stats")
 def native_batch_norm_no_stats(
     x: TensorSpec, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    return _batch_norm(x, weight, None, training)
+    return _batch_norm(x, (weight, bias, None, None), training)
 
 
 @meta_rule("aten._native_batch_norm_legit_no_training.default")
 def native_batch_norm_no_training(
     x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    return _batch_norm(x, weight, mean, False)
+    return _batch_norm(x, (weight, bias, mean, var), False)
 
 
 @meta_rule("aten._native_batch_norm_legit_functional.default")
 def native_batch_norm_functional(
     x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> tuple[TensorSpec, ...]:
-    return *_batch_norm(x, weight, mean, training), mean, var
+    return *_batch_norm(x, (weight, bias, mean, var), training), mean, var
 
 
 @meta_rule("aten.native_batch_norm_backward.default")

@@ -182,6 +182,8 @@ def vector_norm(
 @meta_rule("aten.dist.default")
 def dist(x: TensorSpec, y: TensorSpec, p: Any = 2) -> TensorSpec:
     broadcast_shapes((x.shape, y.shape))
+    if torch.bool in (x.dtype, y.dtype):
+        raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported")
     return TensorSpec((), real_dtype(result_dtype((x, y))), x.device)
 
 

@@ -207,6 +207,8 @@ def block_diag(tensors: Sequence[TensorSpec]) -> TensorSpec:
 
 @meta_rule("aten.cross.default")
 def cross(x: TensorSpec, y: TensorSpec, dim: int | None = None) -> TensorSpec:
+    if x.dtype != y.dtype and x.device.type == "cpu":
+        raise RuntimeError(f"cross: expected {x.dtype} but found {y.dtype}")
     return TensorSpec(broadcast_shapes((x.shape, y.shape)), x.dtype, x.device)
 
 

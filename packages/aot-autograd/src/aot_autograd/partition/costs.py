@@ -13,7 +13,7 @@ from aot_autograd.partition.split import is_random, is_view
 from prims.ir.symbols import expr_of
 from prims.spec import TensorSpec
 
-__all__ = ["is_fusible", "name_of", "size_in_bytes", "work"]
+__all__ = ["is_fusible", "is_slow", "name_of", "size_in_bytes", "work"]
 
 #: Operators that are no pointwise ones but that a code generator still fuses into its consumers' kernels.
 _FUSIBLE = frozenset(
@@ -102,6 +102,37 @@ _EXPENSIVE = frozenset(
 )
 
 
+#: Functions that a CPU computes one number at a time, in some hundred operations and more.
+_SLOW = frozenset(
+    "erfinv lgamma mvlgamma digamma polygamma igamma igammac i0 special_i0e special_i1 special_i1e special_zeta "
+    "special_ndtri special_log_ndtr special_erfcx special_bessel_j0 special_bessel_j1 special_bessel_y0 "
+    "special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 "
+    "special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 "
+    "special_spherical_bessel_j0 special_airy_ai".split()
+)
+#: And of complex numbers.
+_SLOW_COMPLEX = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sqrt rsqrt pow "
+    "sigmoid sinc angle abs polar".split()
+)
+#: How much more work they are than a sum, about.
+_MORE = 50.0
+
+
+def is_slow(node: torch.fx.Node) -> bool:
+    """Whether a pointwise operator costs far more than to read what it makes: on a CPU, without vector instructions."""
+    spec = node.meta.get("spec")
+    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu":
+        return False
+    name = name_of(node)
+    if name in _SLOW:
+        return True
+    if name not in _SLOW_COMPLEX:
+        return False
+    operands = (operand.meta.get("spec") for operand in node.all_input_nodes)
+    return any(isinstance(x, TensorSpec) and x.dtype.is_complex for x in (spec, *operands))
+
+
 def name_of(node: torch.fx.Node) -> str:
     """The operator's name without its namespace and overload; empty of what is no operator."""
     target = node.target
@@ -159,4 +190,4 @@ def work(node: torch.fx.Node, hints: Mapping[str, Any]) -> float:
             product *= operand
         # For [m, k] @ [k, n]: sqrt(mk * kn * mn) = m k n.
         return 2.0 * (product * max(outputs, 1)) ** 0.5
-    return float(outputs)
+    return float(outputs) * (_MORE if is_slow(node) else 1.0)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from aot_autograd.partition.costs import is_fusible, size_in_bytes, work
+from aot_autograd.partition.costs import is_fusible, is_slow, size_in_bytes, work
 from aot_autograd.partition.default import default_partition
 from aot_autograd.partition.flow import INFINITE, FlowNetwork
 from aot_autograd.partition.norms import operands_of_norm
@@ -236,7 +236,7 @@ class _Problem:
         if node.target is operator.getitem and node.args[1] != 0 and operands_of_norm(self._first(node)) is not None:
             # Statistics are kept: they are small, and the rest is made from them without a reduction.
             return False
-        return is_fusible(node) and STATISTIC not in node.meta
+        return is_fusible(node) and STATISTIC not in node.meta and not is_slow(node)
 
     def _first(self, item: torch.fx.Node) -> torch.fx.Node:
         """The first element of the node whose element ``item`` is."""
@@ -263,7 +263,8 @@ class _Problem:
         """Operators that are not fusible and not random, the cheapest to run again per byte first."""
         heavy = [
             n for n in self.nodes
-            if n.op == "call_function" and n.target is not operator.getitem and not is_fusible(n) and not is_random(n)
+            if n.op == "call_function" and n.target is not operator.getitem and not is_random(n)
+            and (not is_fusible(n) or is_slow(n))
         ]  # fmt: skip
 
         def price(node: torch.fx.Node) -> float:

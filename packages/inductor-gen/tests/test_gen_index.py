@@ -11,7 +11,19 @@ import pytest
 import torch
 from gen_support import check
 
-from inductor_gen.loops.index import ZERO, distinct, div, lift, lower, nonneg, rem, unflatten, upper
+from inductor_gen.loops.index import (
+    ZERO,
+    distinct,
+    div,
+    joined,
+    lift,
+    lower,
+    nonneg,
+    rem,
+    simplified,
+    unflatten,
+    upper,
+)
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -169,3 +181,50 @@ def test_distinct_is_what_trying_all_points_says(seed: int, monkeypatch: pytest.
     assert distinct(index, ranges) is (len(set(found)) == len(found))
     monkeypatch.setattr("inductor_gen.loops.index._POINTS", 0)
     assert distinct(index, ranges) in (None, len(set(found)) == len(found))
+
+
+def _random_index(draw: random.Random, variables: list[ex.Expr], sizes: list[ex.Expr], depth: int) -> ex.Expr:
+    """An index of quotients, remainders and sums of loop variables, as chains of views make them; never negative."""
+    kind = draw.choice(["variable", "sum", "quotient", "remainder"]) if depth else "variable"
+    if kind == "variable":
+        return ex.mul(draw.choice(variables), draw.choice([1, 2, 3, 4, 12, *sizes]))
+    first = _random_index(draw, variables, sizes, depth - 1)
+    if kind == "sum":
+        return ex.add(first, _random_index(draw, variables, sizes, depth - 1))
+    divisor = ex.product([draw.choice([2, 3, 4, 6]), *draw.sample(sizes, draw.randint(0, 1))])
+    if draw.random() < 0.3:  # as a reshape makes them of one position
+        return ex.add(ex.mul(ex.floordiv(first, divisor), divisor), ex.mod(first, divisor))
+    return ex.floordiv(first, divisor) if kind == "quotient" else ex.mod(first, divisor)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_simplified_is_the_same_number(seed: int) -> None:
+    """At random places of random loops, against Python's own arithmetic."""
+    draw = random.Random(seed)
+    for _ in range(25):
+        sizes = [ex.symbol(f"s{k}") for k in range(2)]
+        variables = [ex.symbol(f"i{k}") for k in range(3)]
+        extents = [draw.choice([ex.const(2), ex.const(3), ex.const(4), ex.const(16), *sizes]) for _ in variables]
+        index = _random_index(draw, variables, sizes, 4)
+        made = simplified(index, dict(zip(variables, extents, strict=True)))
+        again = joined(index)
+        for _ in range(20):
+            numbers = {size.name: draw.randint(2, 9) for size in sizes}
+            places = {v.name: draw.randrange(e.evaluate(numbers)) for v, e in zip(variables, extents, strict=True)}
+            wanted = index.evaluate(numbers | places)
+            assert made.evaluate(numbers | places) == wanted == again.evaluate(numbers | places), (index, made, again)
+
+
+def test_a_quotient_and_its_remainder_are_what_was_divided() -> None:
+    i, j, n = (ex.symbol(name) for name in ("i0", "i1", "s0"))
+    position = ex.add(ex.mul(i, ex.mul(n, 4)), j)
+    apart = ex.add(ex.mul(ex.floordiv(position, ex.mul(n, 3)), ex.mul(n, 3)), ex.mod(position, ex.mul(n, 3)))
+    assert joined(apart) is position
+    assert joined(ex.add(ex.mul(apart, 5), j)) is ex.add(ex.mul(position, 5), j)
+    assert joined(ex.add(ex.mul(ex.floordiv(position, n), 2), ex.mod(position, n))).kind == "poly"  # of another stride
+    three = {i: ex.const(16), j: ex.const(3)}
+    packed = ex.add(ex.mul(i, 3), j)
+    assert simplified(ex.mod(packed, 3), three) is j and simplified(ex.floordiv(packed, 3), three) is i
+    assert simplified(ex.floordiv(packed, 12), three) is ex.floordiv(i, 4)
+    loaded = ex.floordiv(ex.symbol("v0"), 4)
+    assert simplified(loaded, three) is loaded  # which may be negative

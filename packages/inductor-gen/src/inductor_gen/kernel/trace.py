@@ -12,7 +12,7 @@ from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node, asked_before, inner_dims, is_whole_division
-from inductor_gen.loops.index import ONE, ZERO, Ranges, div, flatten, lower, nonneg, rem, size, upper
+from inductor_gen.loops.index import ONE, ZERO, Ranges, div, flatten, lower, nonneg, rem, simplified, size, upper
 from inductor_gen.loops.views import Index
 from prims.dtypes import HALVES
 from prims.spec import expr as ex
@@ -161,7 +161,8 @@ class _Tracer:
         """An element of a buffer."""
         condition = self.condition(where)
         args = () if condition is None else (condition,)
-        return self.val("load", args, node.dtype, self.storage(node), self.layouts[node].position(index))
+        at = simplified(self.layouts[node].position(index), self.body.space)
+        return self.val("load", args, node.dtype, self.storage(node), at)
 
     def _view(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         branches = []
@@ -457,7 +458,8 @@ def trace(
     for node in cluster.nodes:
         v = tracer.computed(node)
         for into in (*([node] if node in stored else []), *parts.get(node, ())):
-            tracer.body.stores.append(Store(into, layouts[into].position(cluster.homes[node]), v))
+            at = simplified(layouts[into].position(cluster.homes[node]), tracer.body.space)
+            tracer.body.stores.append(Store(into, at, v))
     return tracer.finish(cluster.nodes)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product
+from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, joined, product
 from inductor_gen.loops.views import Index
 from prims.records import record
 from prims.spec import expr as ex
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
         for i, stride in zip(index, self.strides, strict=True):
             if i is not ZERO:
                 total = ex.add(total, ex.mul(i, stride))
-        return total
+        return joined(total)
 
 
 @record

@@ -27,6 +27,7 @@ __all__ = [
     "distinct",
     "div",
     "flatten",
+    "joined",
     "lift",
     "lower",
     "nonneg",
@@ -34,6 +35,7 @@ __all__ = [
     "range_atoms",
     "regroup",
     "rem",
+    "simplified",
     "size",
     "substitute",
     "unflatten",
@@ -208,6 +210,14 @@ def div(e: Expr, divisor: Expr, ranges: Ranges) -> Expr:
     quotient, rest = _split(e, divisor, ranges)
     if _within(rest, divisor, ranges):
         return quotient
+    if divisor.is_const:
+        # Of ``3 * i + j`` with ``j < 3`` by 12, j does not count.
+        for mono, coeff in rest.terms:
+            if mono and coeff > 1 and divisor.value % coeff == 0:
+                step = ex.const(coeff)
+                whole, low = _split(rest, step, ranges)
+                if _within(low, step, ranges):
+                    return ex.add(quotient, ex.floordiv(whole, ex.const(divisor.value // coeff)))
     return ex.floordiv(e, divisor)
 
 
@@ -229,7 +239,7 @@ def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
     for i, stride in zip(index, contiguous_strides(shape), strict=True):
         if i is not ZERO:
             total = ex.add(total, ex.mul(i, stride))
-    return total
+    return joined(total)
 
 
 def unflatten(position: Expr, shape: Sequence[Expr], ranges: Ranges) -> tuple[Expr, ...]:
@@ -322,6 +332,45 @@ def _smaller(a: Expr, b: Expr) -> bool:
         return False
     # Neither is known to be smaller: the one with fewer factors is more likely to need another.
     return len(a.terms[0][0]) <= len(b.terms[0][0])
+
+
+@functools.lru_cache(maxsize=8192)
+def joined(e: Expr) -> Expr:
+    """The same number, in which a quotient and its remainder are what was divided: ``a // n * n + a % n``."""
+    known = dict(e.terms)
+    for mono, coeff in e.terms:
+        for atom, power in mono:
+            if atom.kind != "mod" or power != 1:
+                continue
+            whole, divisor = atom.args
+            others = ex.from_terms({tuple(each for each in mono if each[0] is not atom): coeff})
+            part = ex.mul(others, ex.mul(divisor, ex.floordiv(whole, divisor)))
+            if all(known.get(m) == c for m, c in part.terms):
+                rest = ex.sub(ex.sub(e, part), ex.mul(others, atom))
+                return joined(ex.add(rest, ex.mul(others, whole)))
+    return e
+
+
+def simplified(e: Expr, ranges: Ranges) -> Expr:
+    """The same number by what is known of the loop variables, which were others when the index was made."""
+    if not any(atom.kind in ("floordiv", "mod") for mono, _ in e.terms for atom, _ in mono):
+        return e
+    made = ZERO
+    for mono, coeff in e.terms:
+        term = ex.const(coeff)
+        for atom, power in mono:
+            term = ex.mul(term, ex.power(_simplified_atom(atom, ranges), power))
+        made = ex.add(made, term)
+    return joined(made)
+
+
+def _simplified_atom(atom: Expr, ranges: Ranges) -> Expr:
+    if atom.kind not in ("floordiv", "mod") or any(s.name.startswith("v") and s not in ranges for s in atom.symbols):
+        return atom  # a value from memory may be negative
+    whole, divisor = (simplified(part, ranges) for part in atom.args)
+    if not nonneg(_bound(whole, ranges, False)):
+        return ex.floordiv(whole, divisor) if atom.kind == "floordiv" else ex.mod(whole, divisor)
+    return div(whole, divisor, ranges) if atom.kind == "floordiv" else rem(whole, divisor, ranges)
 
 
 def substitute(e: Expr, replacements: Mapping[Expr, Expr]) -> Expr:

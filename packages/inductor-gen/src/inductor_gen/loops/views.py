@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, Ranges, lower, nonneg, product, regroup, size, upper
+from inductor_gen.loops.index import ONE, ZERO, Ranges, lower, nonneg, product, regroup, rem, size, upper
 from prims.errors import InternalError
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -82,11 +82,34 @@ def _pull_pad(node: Node, index: Index) -> list[Branch]:
 def _pull_concat(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
     dim, (parts, starts) = node.args[1], parts_of(node)
     first, last = between(starts, lower(index[dim], ranges), upper(index[dim], ranges))
+    if first != last and len(index[dim].terms) > 1 and any(n is not ONE for n in node.shape[dim + 1 :]):
+        # Where windows are cut from it, no loop walks along it, which could be cut in two at the seam.
+        turned = _turned(parts, dim)
+        if turned is not None:
+            x, start = turned
+            at = rem(ex.add(index[dim], start), x.shape[dim], ranges)
+            return [Branch(x, (*index[:dim], at, *index[dim + 1 :]))]
     out: list[Branch] = []
     for k in range(first, last + 1):
         where = () if k == last else (ex.sub(ex.sub(starts[k + 1], ONE), index[dim]),)
         out.append(Branch(parts[k], tuple(ex.sub(i, starts[k]) if d == dim else i for d, i in enumerate(index)), where))
     return out
+
+
+def _turned(parts: Sequence[Node], dim: int) -> tuple[Node, Expr] | None:
+    """The value that two parts are the end and the beginning of, and where the end begins: of a ``roll``."""
+    if len(parts) != 2 or any(part.op != "slice" or set(part.args[3]) != {1} for part in parts):
+        return None
+    end, beginning = parts
+    x, at = end.args[0], size(end.args[1][dim])
+    bounds = [(size(part.args[1][d]), size(part.args[2][d])) for part in parts for d in range(len(x.shape)) if d != dim]
+    whole = all(low is ZERO for low, _ in bounds) and all(
+        high is extent
+        for (_, high), extent in zip(bounds, [n for _ in parts for d, n in enumerate(x.shape) if d != dim], strict=True)
+    )
+    is_end = size(end.args[2][dim]) is x.shape[dim]
+    is_beginning = size(beginning.args[1][dim]) is ZERO and size(beginning.args[2][dim]) is at
+    return (x, at) if beginning.args[0] is x and whole and is_end and is_beginning else None
 
 
 def parts_of(node: Node) -> tuple[list[Node], list[Expr]]:

@@ -7,7 +7,7 @@ arguments. Because they run as nodes are made, the whole pass stays linear in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -389,6 +389,12 @@ def _slice_slice(p: Any, args: Args, spec: Any) -> Any:
     return p.slice(p.value(source), begin, end, tuple(a * b for a, b in zip(stride, steps, strict=True)))
 
 
+def _is_turned(p: Any, pieces: Sequence[Any]) -> bool:
+    """Are they two slices of one tensor, as a ``roll`` makes them?"""
+    made = [made_by(p.value(piece), "slice") for piece in pieces]
+    return len(made) == 2 and all(made) and made[0][0] is made[1][0]
+
+
 @rewrite("slice_of_concat", "slice")
 def _slice_of_concat(p: Any, args: Args, spec: Any) -> Any:
     """The parts of a concatenation's pieces that a slice of it takes."""
@@ -398,6 +404,8 @@ def _slice_of_concat(p: Any, args: Args, spec: Any) -> Any:
         return None
     pieces, dim = inner
     start, stop = starts[dim], stops[dim]
+    if _key(start) == _key(0) and _key(stop) == _key(x.shape[dim]) and _is_turned(p, pieces):
+        return None  # a roll stays one, also where another along a second dimension takes it apart
 
     def part(piece: Any, low: Any, high: Any) -> Any:
         return p.slice(

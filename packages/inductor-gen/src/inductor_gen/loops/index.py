@@ -266,8 +266,9 @@ def regroup(index: Sequence[Expr], source: Sequence[Expr], target: Sequence[Expr
     touch keep their index as it is. The groups are found from the first dimension on, and from the last on for what is
     left: there is a reshape, so what lies between is equal, though normal forms do not show it (``4 * (s // 4)``).
     """
-    first, rest = _groups(source, target)
-    last, between = _groups(rest[0][::-1], rest[1][::-1])
+    whole = _as_if_exact if _are_exact(tuple(source), tuple(target)) else _without_exact_quotients
+    first, rest = _groups(source, target, whole)
+    last, between = _groups(rest[0][::-1], rest[1][::-1], whole)
     backwards = [*last, between] if any(between) else last
     out: list[Expr] = []
     at = 0
@@ -284,8 +285,11 @@ def regroup(index: Sequence[Expr], source: Sequence[Expr], target: Sequence[Expr
 _Shape = Sequence[Expr]
 
 
-def _groups(source: _Shape, target: _Shape) -> tuple[list[tuple[_Shape, _Shape]], tuple[_Shape, _Shape]]:
-    """The finest groups of equal size that two shapes begin with, and what is left of them."""
+def _groups(
+    source: _Shape, target: _Shape, whole: Callable[[Expr], Expr]
+) -> tuple[list[tuple[_Shape, _Shape]], tuple[_Shape, _Shape]]:
+    """The finest groups of equal size that two shapes begin with, and what is left of them; ``whole`` gives a size by
+    what quotients are known to be exact."""
     found: list[tuple[_Shape, _Shape]] = []
     i = j = 0
     while i < len(source) or j < len(target):
@@ -293,7 +297,7 @@ def _groups(source: _Shape, target: _Shape) -> tuple[list[tuple[_Shape, _Shape]]
         left = source[i] if i < len(source) else ONE
         right = target[j] if j < len(target) else ONE
         i, j = min(i + 1, len(source)), min(j + 1, len(target))
-        while left is not right and _without_exact_quotients(left) is not _without_exact_quotients(right):
+        while left is not right and whole(left) is not whole(right):
             grow_left = j >= len(target) or (i < len(source) and _smaller(left, right))
             if grow_left and i < len(source):
                 left = ex.mul(left, source[i])
@@ -310,16 +314,37 @@ def _groups(source: _Shape, target: _Shape) -> tuple[list[tuple[_Shape, _Shape]]
 @functools.lru_cache(maxsize=4096)
 def _without_exact_quotients(e: Expr) -> Expr:
     """The same number with ``a`` for ``k * (a // k)`` where ``a`` is a multiple of ``k``, as what was padded is."""
+    return _multiplied_out(e, lambda whole, k: ex.mod(whole, k) is ZERO)
+
+
+@functools.lru_cache(maxsize=4096)
+def _as_if_exact(e: Expr) -> Expr:
+    """What a size were if ``k * (a // k)`` in it were ``a``."""
+    return _multiplied_out(e, lambda whole, k: True)
+
+
+def _multiplied_out(e: Expr, is_exact: Callable[[Expr, int], bool]) -> Expr:
     for mono, coeff in e.terms:
         for atom, power in mono:
             if atom.kind != "floordiv" or power != 1 or not atom.args[1].is_const:
                 continue
             whole, k = atom.args[0], atom.args[1].value
-            if coeff % k == 0 and ex.mod(whole, k) is ZERO:
+            if coeff % k == 0 and is_exact(whole, k):
                 others = tuple(each for each in mono if each[0] is not atom)
                 term, made = ex.from_terms({mono: coeff}), ex.mul(ex.from_terms({others: coeff // k}), whole)
-                return _without_exact_quotients(ex.add(ex.sub(e, term), made))
+                return _multiplied_out(ex.add(ex.sub(e, term), made), is_exact)
     return e
+
+
+@functools.lru_cache(maxsize=4096)
+def _are_exact(source: tuple[Expr, ...], target: tuple[Expr, ...]) -> bool:
+    """Whether a reshape tells that the quotients in its shapes are exact: of ``h, w`` to ``h // 4, 4, w // 4, 4``.
+
+    There are as many elements in both. ``k * (a // k)`` is ``a`` at most; so where the one number is the other with
+    ``a`` in its place, it is ``a``, unless there are no elements, of which nobody asks.
+    """
+    a, b = product(source), product(target)
+    return a is not b and (_as_if_exact(a) is b or _as_if_exact(b) is a)
 
 
 def _smaller(a: Expr, b: Expr) -> bool:
@@ -329,6 +354,10 @@ def _smaller(a: Expr, b: Expr) -> bool:
     if nonneg(gap):
         return True
     if nonneg(ex.neg(gap)):
+        return False
+    if nonneg(ex.sub(b, _with_whole(a))):
+        return True
+    if nonneg(ex.sub(a, _with_whole(b))):
         return False
     # Neither is known to be smaller: the one with fewer factors is more likely to need another.
     return len(a.terms[0][0]) <= len(b.terms[0][0])
@@ -371,6 +400,12 @@ def _simplified_atom(atom: Expr, ranges: Ranges) -> Expr:
     if not nonneg(_bound(whole, ranges, False)):
         return ex.floordiv(whole, divisor) if atom.kind == "floordiv" else ex.mod(whole, divisor)
     return div(whole, divisor, ranges) if atom.kind == "floordiv" else rem(whole, divisor, ranges)
+
+
+def _with_whole(e: Expr) -> Expr:
+    """A size with ``a`` in place of ``a // k``: it is that at least."""
+    quotients = {a: a.args[0] for mono, _ in e.terms for a, _ in mono if a.kind == "floordiv" and a.args[1].is_const}
+    return ex.to_expr(ex.substitute(e, quotients)) if quotients else e
 
 
 def substitute(e: Expr, replacements: Mapping[Expr, Expr]) -> Expr:

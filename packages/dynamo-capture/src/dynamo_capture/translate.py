@@ -197,7 +197,7 @@ def _refuse_break(
     """
     info = BreakInfo(brk.number, brk.text, brk.where)
     text = f"but the graph breaks in {request.code.co_qualname}: {info.describe()}"
-    error = Unsupported(f"fullgraph=True, {text}")
+    error = NotCompiled(f"fullgraph=True, {text}")
     if not options.fullgraph or whole:
         if judged or not tx.refuses_breaks:
             return

@@ -391,8 +391,8 @@ def _slice_slice(p: Any, args: Args, spec: Any) -> Any:
 
 def _is_turned(p: Any, pieces: Sequence[Any]) -> bool:
     """Are they two slices of one tensor, as a ``roll`` makes them?"""
-    made = [made_by(p.value(piece), "slice") for piece in pieces]
-    return len(made) == 2 and all(made) and made[0][0] is made[1][0]
+    sources = [made[0] for piece in pieces if (made := made_by(p.value(piece), "slice")) is not None]
+    return len(pieces) == len(sources) == 2 and sources[0] is sources[1]
 
 
 @rewrite("slice_of_concat", "slice")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +67,35 @@ def test_a_stored_program_counts_as_a_call(tmp_path: Path) -> None:
     compiled(function, tmp_path)(*arguments(3))
     run = compiled(function, tmp_path)
     assert captures(run, function, *(arguments(rows) for rows in (3, 6, 9, 12))) == [0, 1, 1, 1]
+
+
+MANY = """
+import functools, sys, torch, compile_api
+folder, count = sys.argv[1], int(sys.argv[2])
+def shared(fn):
+    @functools.wraps(fn)
+    def wrapper(*args):
+        return fn(*args)
+    return wrapper
+statuses = []
+for number in range(count):
+    space = {"torch": torch, "__name__": f"made{number}"}
+    exec(f"class Model{number}(torch.nn.Module):\\n    def forward(self, x):\\n        return x.sin() * {number + 2}\\n", space)
+    cls = space[f"Model{number}"]
+    sys.modules[f"made{number}"] = type(sys)(f"made{number}")
+    vars(sys.modules[f"made{number}"]).update(space)
+    cls.forward = shared(cls.forward)
+    compiled = compile_api.compile(cls(), options={"cache_dir": folder, "program_cache": True})
+    x = torch.ones(3)
+    assert torch.allclose(compiled(x), x.sin() * (number + 2))
+    statuses.append(compiled.report().programs[-1].status)
+print(*sorted(set(statuses)))
+"""
+
+
+def test_many_models_behind_one_wrapper_are_all_found(tmp_path):
+    """As those of a library whose decorator they share: a key has place for a few programs."""
+    run = lambda: subprocess.run(
+        [sys.executable, "-c", MANY, str(tmp_path), "40"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert run() == ["stored"] and run() == ["loaded"]

@@ -47,7 +47,7 @@ from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.written import too_early
 from prims.debug import keep
 from prims.eager import warn_user
-from prims.errors import DataDependentError, NotCompiled, Unsupported
+from prims.errors import DataDependentError, NotCompiled
 from prims.forking import lock
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.blame import blaming

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,14 +67,33 @@ class Programs(Protocol):
 
 
 def frame_key(request: FrameRequest, options: Options, backend: str) -> str:
-    """The key of a frame's programs: its code and module, the options and the backend, and what all captures rest on.
+    """The key of a frame's programs: its code and module, whose it is, the options and the backend, and what all
+    captures rest on.
 
     Raises:
         NotPortable: the code holds a constant that is no plain value, or torch holds something strange.
     """
     module = request.globals.get("__name__")
-    parts = (code_digest(request.code), str(module), options_text(options), backend, *_surroundings())
+    whose = (code_digest(request.code), str(module), *_owners(request))
+    parts = (*whose, options_text(options), backend, *_surroundings())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _owners(request: FrameRequest) -> Iterator[str]:
+    """Names that tell frames of one code apart: of the module's class and of functions that a decorator wraps.
+
+    All models of a library may go through one wrapper; a key has place for a few programs.
+    """
+    first = next(iter(request.args.values()), None)
+    if isinstance(first, torch.nn.Module):
+        yield f"{type(first).__module__}.{type(first).__qualname__}"
+    for cell in request.closure:
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            continue
+        if type(held) is types.FunctionType:
+            yield f"{held.__module__}.{held.__qualname__}"
 
 
 def options_text(options: Options) -> str:

@@ -268,6 +268,22 @@ def test_a_folder_that_cannot_be_written(one: Path, tmp_path: Path) -> None:
     assert again(one, tmp_path)["capture"] > 0
 
 
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_nothing_is_loaded_from_a_folder_that_others_can_write(one: Path, tmp_path: Path, above: int) -> None:
+    """Neither that of the programs of a key, nor one above it."""
+    (path, *_) = stored_files(tmp_path)
+    assert again(one, tmp_path)["capture"] == 0
+    folder = path.parents[above]
+    folder.chmod(0o777)
+    assert again(one, tmp_path)["capture"] > 0
+    root = path.parents[1]
+    forget_temporary()
+    with pytest.warns(CompileWarning, match="can be written by others"):
+        assert list(ProgramFolder(root, 1 << 20).find(path.parent.name)) == []
+    folder.chmod(0o700)
+    assert again(one, tmp_path)["capture"] == 0
+
+
 def test_a_folder_that_is_a_file(one: Path, tmp_path: Path) -> None:
     for path in stored_files(tmp_path):
         path.unlink()

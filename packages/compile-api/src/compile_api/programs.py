@@ -25,7 +25,7 @@ import torch
 
 from prims.artefact import Artefact, NotPortable, artefact_of, from_bytes, register_loader, restore, to_bytes
 from prims.disk.cache import Entries
-from prims.disk.folders import UnsafeFolder, private_folder, read_private, warn_of, write_private
+from prims.disk.folders import UnsafeFolder, check_private, private_folder, read_private, warn_of, write_private
 from prims.disk.room import Room
 from prims.errors import StoredGraphError
 from prims.forking import lock
@@ -61,7 +61,7 @@ class ProgramFolder:
 
     def found(self, key: str) -> Iterator[tuple[Path, Artefact]]:
         """The same with the files that they are in."""
-        if not _KEY.fullmatch(key):
+        if not _KEY.fullmatch(key) or not self._is_safe(self.root / key):
             return
         for path in self._files(self.root / key):
             try:
@@ -76,6 +76,21 @@ class ProgramFolder:
                 with contextlib.suppress(OSError):
                     os.utime(path)
                 yield path, entry
+
+    def _is_safe(self, folder: Path) -> bool:
+        """Whether a folder is there that nobody else could have filled; where somebody could, there is a warning."""
+        try:
+            check_private(Path(os.path.realpath(folder)))
+        except UnsafeFolder as error:
+            self.refuse(error)
+            return False
+        except OSError:
+            return False
+        return True
+
+    def refuse(self, error: UnsafeFolder) -> None:
+        """Warn that nothing of the cache is used, and why."""
+        warn_of(self.root.parent, f"it is not used, because {error}", "Set QUINTET_CACHE_DIR to another folder.")
 
     def put(self, key: str, entry: Artefact) -> Path:
         """Keep one more program; returns its file.
@@ -170,8 +185,7 @@ class DiskPrograms:
         try:
             _note(key, self.folder, self.folder.put(key, entry))
         except UnsafeFolder as error:
-            why = f"it is not used, because {error}"
-            warn_of(self.folder.root.parent, why, "Set QUINTET_CACHE_DIR to another folder.")
+            self.folder.refuse(error)
         except OSError as error:
             why = f"nothing can be written into it ({error.strerror or error})"
             warn_of(self.folder.root.parent, why, "Make room, or set QUINTET_CACHE_DIR to another folder.")

@@ -18,7 +18,8 @@ from pathlib import Path
 from prims.eager import warn_user
 
 __all__ = [
-    "UnsafeFolder", "forget_temporary", "private_folder", "read_private", "temporary_root", "warn_of", "write_private",
+    "UnsafeFolder", "check_private", "forget_temporary", "private_folder", "read_private", "temporary_root", "warn_of",
+    "write_private",
 ]  # fmt: skip
 
 #: The user that stands for those of other user namespaces; in a container the system's own folders may be its.
@@ -46,9 +47,19 @@ def private_folder(root: str | os.PathLike[str], *names: str) -> Path:
             real.mkdir(mode=0o700)
         except FileExistsError:
             pass
-    for folder in (real, *real.parents):
-        _check(folder, os.lstat(folder))
+    check_private(real)
     return real
+
+
+def check_private(folder: Path) -> None:
+    """Refuse a folder, with no links on the way to it, that others could have filled.
+
+    Raises:
+        UnsafeFolder: it, or a folder on the way to it, belongs to somebody else or can be written by others.
+        OSError: it is not there.
+    """
+    for each in (folder, *folder.parents):
+        _check(each, os.lstat(each))
 
 
 def _check(folder: Path, info: os.stat_result) -> None:

@@ -62,7 +62,7 @@ class Options:
             where the stages are to be seen: under ``debug``, ``fuel``, ``check``, a ``verify`` of every pass, and logs
             of what they make.
         cache_dir: folder of the disk caches.
-        cache_size_limit: bytes that the disk caches may take.
+        cache_size_limit: bytes that each disk cache (kernels for the CPU, kernels for GPUs, programs) may take.
         recompile_limit: cache entries of one code object before it is left to eager; those that a later one took the
             place of do not count.
         threads: CPU threads that generated kernels are planned for; 0 means ``torch.get_num_threads()``.

@@ -105,7 +105,7 @@ class Finder:
             except NotPortable as error:
                 raise Missed("object", f"{text} is {error}") from None
         if now != fact:
-            raise Missed(_field(fact, now), f"{text} is another")
+            raise Missed(_field(fact, now), f"{text}{_own_name(found, text)} is another")
 
     def _text(self, place: list[Any]) -> str:
         """A place for people."""
@@ -274,6 +274,14 @@ _CHILDREN: dict[str, Any] = {
     "grad": lambda obj: obj.grad,
     "call": lambda obj, fn: fn(obj),
 }
+
+
+def _own_name(obj: Any, text: str) -> str:
+    """What a function or class calls itself, where the path to it does not say."""
+    name = getattr(obj, "__qualname__", None)
+    module = getattr(obj, "__module__", None)
+    named = isinstance(obj, (type, types.FunctionType)) and isinstance(name, str) and isinstance(module, str)
+    return f" ({module}.{name})" if named and not f"{module}.{name}".endswith(text) else ""
 
 
 def _field(before: Any, now: Any) -> str:

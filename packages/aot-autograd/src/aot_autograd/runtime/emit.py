@@ -13,6 +13,7 @@ import torch
 
 from aot_autograd.runtime.emitted import (
     SIZE_FUNCTIONS,
+    as_made,
     as_strided_from,
     copy_all,
     emitted_function,
@@ -215,7 +216,11 @@ def emit_view(source: Source, outcome: Outcome, at: int, outputs: list[str], mad
         base = outputs[leaf.index] if leaf.kind == "output" else f"args[{leaf.index}]"
         if leaf.of is not None:
             base = emit_view(source, outcome, leaf.of, outputs, made)
-        source.line(f"v{at} = {_replay(source, base, leaf, tensor.requires_grad)}")
+        text = _replay(source, base, leaf, tensor.requires_grad)
+        if leaf.made is not None and leaf.steps:
+            source.globals["as_made"] = as_made
+            text = f"as_made({text}, {leaf.made!r})"
+        source.line(f"v{at} = {text}")
         made[at] = f"v{at}"
     return made[at]
 

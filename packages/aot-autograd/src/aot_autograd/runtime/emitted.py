@@ -15,7 +15,7 @@ from prims.report import Report
 from prims.undo import undoing
 
 __all__ = [
-    "SIZE_FUNCTIONS", "RunEagerly", "aligned", "apply_of", "as_strided_from", "copy_all", "counter_of",
+    "SIZE_FUNCTIONS", "RunEagerly", "aligned", "apply_of", "as_made", "as_strided_from", "copy_all", "counter_of",
     "emitted_function", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "shares_memory",
     "write_over", "written",
 ]  # fmt: skip
@@ -82,6 +82,13 @@ def of_value_alone(gradients: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
 def as_strided_from(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
     """``as_strided`` with an offset relative to ``base``'s own."""
     return base.as_strided(size, stride, base.storage_offset() + offset)
+
+
+def as_made(view: torch.Tensor, how: str) -> torch.Tensor:
+    """A view that autograd takes to be made in a way by which eager refuses writes to it: as one of several, say."""
+    if view._is_view():
+        torch._C._autograd._set_creation_meta(view, getattr(torch._C._autograd.CreationMeta, how))
+    return view
 
 
 class _LeadsNowhere(torch.autograd.Function):

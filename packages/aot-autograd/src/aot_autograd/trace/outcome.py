@@ -49,6 +49,8 @@ class Leaf:
         steps: views to replay on it; empty for the very tensor.
         of: a leaf that is such a view itself, to which autograd knows this one to be a view: ``steps`` begin there.
         requires_grad: whether eager's result requires a gradient (it is detached otherwise).
+        made: of a view that eager lets nobody write where gradients are needed, how autograd says that it was made:
+            as one of several, or without gradients.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Leaf:
     steps: tuple[ViewStep, ...] = ()
     of: int | None = None
     requires_grad: bool = False
+    made: str | None = None
 
 
 @record(frozen=False)
@@ -236,7 +239,8 @@ def _leaf(
         same = tensor is base
         _check_history(tensor, base)
         outcome.aliases.append(Alias(position, "input", index, None if same else state.spec))
-        return Leaf("input", index, steps=() if same else state.chain, requires_grad=tensor.requires_grad)
+        steps = () if same else state.chain
+        return Leaf("input", index, steps=steps, requires_grad=tensor.requires_grad, made=_made(tensor))
     members = groups[id(storage)]
     if len(members) > 1 and tensor is not storage.base:
         pending.append((position, storage))
@@ -315,7 +319,14 @@ def _alias_of_output(outcome: Outcome, position: int, tensor: torch.Tensor, base
     state = state_of(tensor)
     _check_history(tensor, outcome.tensors[base])
     outcome.aliases.append(Alias(position, "output", base, state.spec))
-    outcome.leaves[position] = Leaf("output", base, steps=state.chain, requires_grad=tensor.requires_grad)
+    needs = tensor.requires_grad
+    outcome.leaves[position] = Leaf("output", base, steps=state.chain, requires_grad=needs, made=_made(tensor))
+
+
+def _made(tensor: torch.Tensor) -> str | None:
+    """See :class:`Leaf`."""
+    name = torch._C._autograd._get_creation_meta(tensor).name if tensor._is_view() else "DEFAULT"
+    return name if name in ("MULTI_OUTPUT_NODE", "NO_GRAD_MODE") else None
 
 
 def _add_output(outcome: Outcome, tensor: torch.Tensor) -> int:

@@ -181,6 +181,8 @@ def as_strided_scatter(
     x: TensorSpec, src: TensorSpec, size: Any, stride: Any, storage_offset: Size | None = None
 ) -> TensorSpec:
     as_strided(x, size, stride, storage_offset)
+    if any(type(s) is int and s == 0 and not (type(n) is int and n <= 1) for n, s in zip(size, stride, strict=True)):
+        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to one place")
     return with_format(x, None, x.dtype, x.device)
 
 

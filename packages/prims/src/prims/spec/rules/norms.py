@@ -315,6 +315,6 @@ def weight_norm(v: TensorSpec, g: TensorSpec, dim: int = 0) -> tuple[TensorSpec,
 
 @meta_rule("aten.renorm.default")
 def renorm(x: TensorSpec, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
-    if p <= 0 or maxnorm < 0:
+    if not (p > 0 and maxnorm >= 0):  # nor not a number
         raise RuntimeError(f"renorm: a norm of order {p}, which is to be positive, and at most {maxnorm}")
     return TensorSpec(x.shape, x.dtype, x.device)

@@ -23,7 +23,7 @@ from dynamo_capture.promises import is_assumed_constant, is_disabled_by_torch, s
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.composites import TENSOR_MAKERS, batch_norm_at_a_rate, body_of, of_number, of_numbers
-from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, fold
 from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.wrappers import is_disabled, reason_of
@@ -179,7 +179,7 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
             raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
     if getattr(fn, "__module__", None) == "torch._tensor" and args and fn in _methods_in_python():
         if not issubclass(args[0].realize().pytype, torch.Tensor):
-            raise GraphBreak("QB03", f"a method of tensors, {fn.__name__}, of what is none")
+            return fold(tx, fn, args, kwargs)  # which raises, or gives what the numbers' own operator does
         return args[0].realize().call_method(tx, _methods_in_python()[fn], args[1:], kwargs)
     body = body_of(fn, kwargs) or visible_body(fn)
     if fn is F.batch_norm and _keeps_running_numbers(args, kwargs):

@@ -31,7 +31,7 @@ import compile_api
 
 ROWS = 1024
 
-Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
+Case = tuple[Any, ...]
 
 
 def between(low: float, high: float, *shape: int) -> torch.Tensor:
@@ -184,14 +184,52 @@ def windows() -> Iterator[Case]:
             yield f"{name} of windows, {mode}", stencil, (images,)
 
 
-FAMILIES = {family.__name__: family for family in (pointwise, reductions, short, layouts, windows)}
+def _patches(x: torch.Tensor) -> torch.Tensor:
+    b, c, h, w = x.shape
+    return x.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
-def measure(function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> dict[str, Any]:
-    """The best times in milliseconds of alternating calls, and what was generated."""
+def _normalised(x: torch.Tensor) -> torch.Tensor:
+    b, c, h, w = x.shape
+    y = F.layer_norm(_patches(x), (16 * c,)).view(b, h // 4, w // 4, 4, 4, c)
+    return y.permute(0, 5, 1, 3, 2, 4).reshape(b, c, h, w)
+
+
+def _shifted(x: torch.Tensor) -> torch.Tensor:
+    b, h, w, c = x.shape
+    y = x.roll((-2, -2), (1, 2)).view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+    y = F.gelu(y).view(b, h // 4, w // 4, 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+    return y.roll((2, 2), (1, 2)) + x
+
+
+PATCHES: dict[str, tuple[Callable[..., Any], Callable[[int, int], torch.Tensor]]] = {
+    "patches": (lambda x: _patches(x) * 2, lambda b, n: torch.rand(b, 3, 2 * n, 2 * n)),
+    "patches, normalised, and back": (_normalised, lambda b, n: torch.rand(b, 3, 2 * n, 2 * n)),
+    "pixel shuffle and back": (
+        lambda x: F.pixel_shuffle(F.pixel_unshuffle(x * 2, 2).relu(), 2), lambda b, n: torch.rand(b, 16, n, n)),
+    "shifted windows": (_shifted, lambda b, n: torch.rand(b, n, n, 32)),
+}  # fmt: skip
+
+
+def patches() -> Iterator[Case]:
+    """Images cut into patches and windows: of one size, and of sizes that change."""
+    for name, (function, images) in PATCHES.items():
+        yield name, function, (images(4, 64),)
+        yield f"{name}, of any size", function, (images(4, 64),), (images(1, 8),), (images(2, 12),)
+
+
+FAMILIES = {family.__name__: family for family in (pointwise, reductions, short, layouts, windows, patches)}
+
+
+def measure(
+    function: Callable[..., Any], args: tuple[Any, ...], seconds: float, earlier: tuple[tuple[Any, ...], ...] = ()
+) -> dict[str, Any]:
+    """The best times in milliseconds of alternating calls, and what was generated; ``earlier``: calls before them."""
     compiled = compile_api.compile(function)
     best = {"eager": math.inf, "quintet": math.inf}
     with torch.no_grad():
+        for others in earlier:
+            compiled(*others)
         for call in (compiled, function) * 2:
             call(*args)
         rounds, end = 0, time.perf_counter() + seconds
@@ -228,10 +266,10 @@ def main() -> None:
     }  # fmt: skip
     found: dict[str, float] = {}
     for family in options.family:
-        for name, function, args in FAMILIES[family]():
+        for name, function, args, *earlier in FAMILIES[family]():
             if options.only and not any(part in name for part in options.only):
                 continue
-            record = measure(function, args, options.seconds)
+            record = measure(function, args, options.seconds, tuple(earlier))
             found[name] = record["ratio"]
             extra = "".join(f" {e}" for e in record["externs"]) + (" FELL BACK" if record["fallbacks"] else "")
             print(f"{name:40}{record['eager']:10.3f}{record['quintet']:10.3f}{record['ratio']:8.2f}{extra}", flush=True)

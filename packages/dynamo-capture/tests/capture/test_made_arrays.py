@@ -204,6 +204,7 @@ def test_what_ends_a_graph_is_right(body, capture):
     "return x + (1 if np.zeros(2) else 0)", "return x + int(np.zeros(2))", "return x + np.zeros(3).reshape(2)",
     "return x + np.linalg.inv(np.zeros((2, 2)))", "a, b = np.zeros(3)\nreturn x", "return {np.zeros(2): x}",
     "np.zeros(3)[:2] = [1, 2, 3]\nreturn x", "return x + torch.from_numpy(np.zeros(3)[::-1])", "np.broadcast_to(1.0, 3)[0] = 2\nreturn x",
+    "return x + np.zeros(3).nonsense", "return x + np.zeros(3).nonsense()",
 ])  # fmt: skip
 def test_what_numpy_raises(body, capture):
     fn = made(body)

@@ -105,7 +105,7 @@ class ArrayValue(NumpyArray):
             return self.inner.call_method(tx, "numel", [], {})
         if name == "dtype":
             return ConstantValue(self.obj.dtype)  # the tensor's dtype is guarded
-        if name in METHODS:
+        if name in METHODS and hasattr(self.obj, name):
             return HandlerValue(lambda tx, args, kwargs: self.call_method(tx, name, args, kwargs), name)
         return self.known(tx).getattr(tx, name)
 

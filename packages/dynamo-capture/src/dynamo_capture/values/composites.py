@@ -54,7 +54,7 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
 def index_put(input: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     """``torch.index_put``. By a mask PyTorch takes the gradient of ``values`` from as many elements as the data say."""
     given = [index for index in indices if index is not None]
-    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, values):
+    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, given[0], values):
         return torch.ops.aten.index_put(input, indices, values, accumulate)
     dim = next(d for d, index in enumerate(indices) if index is not None)
     return put_by_mask(input, given[0], values, dim, accumulate)
@@ -63,14 +63,19 @@ def index_put(input: Any, indices: Any, values: Any, accumulate: Any = False) ->
 def index_put_(input: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     """``torch.index_put_``, in the same way."""
     given = [index for index in indices if index is not None]
-    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, values):
+    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, given[0], values):
         return torch.ops.aten.index_put_(input, indices, values, accumulate)
     return input.copy_(index_put(input, indices, values, accumulate))
 
 
-def has_gradient_of_a_mask(input: Any, values: Any) -> bool:
-    """Whether values that a mask places get a gradient, and are none that PyTorch refuses."""
-    return bool(values.requires_grad and values.numel() and input.numel() and values.dtype == input.dtype)
+def has_gradient_of_a_mask(input: Any, mask: Any, values: Any) -> bool:
+    """Whether values that a mask places get a gradient, and are none that PyTorch refuses.
+
+    Not one after another on a GPU: their number would be asserted there, which ends the process's use of it.
+    """
+    if not values.requires_grad or not values.numel() or not input.numel() or values.dtype != input.dtype:
+        return False
+    return input.device.type == "cpu" or values.ndim <= input.ndim - mask.ndim
 
 
 def put_by_mask(input: Any, mask: Any, values: Any, dim: int, accumulate: Any = False) -> Any:

@@ -164,7 +164,7 @@ class MadeArrayValue(NumpyArray):
         return self.obj
 
     def getattr(self, tx: Capture, name: str) -> Value:
-        if name in _ATTRIBUTES:
+        if name in _ATTRIBUTES or not hasattr(self.obj, name):  # which raises
             return _value(tx, tx.exact(getattr, self.array(tx), name))
         if name in METHODS:
             from dynamo_capture.values.callables import HandlerValue
@@ -175,7 +175,7 @@ class MadeArrayValue(NumpyArray):
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name not in METHODS:
             raise GraphBreak("QB09", f"the method {name!r} of {display(self)}")
-        return _run(tx, getattr(self.array(tx), name), args, kwargs)
+        return _run(tx, tx.exact(getattr, self.array(tx), name), args, kwargs)
 
     def getitem(self, tx: Capture, key: Value) -> Value:
         return _run(tx, operator.getitem, [self, key], {})

@@ -541,7 +541,7 @@ def _mask_of(tensor: TensorValue, key: Value, value: Value) -> tuple[int, Value]
     from dynamo_capture.values.composites import has_gradient_of_a_mask
     from dynamo_capture.values.containers import TupleValue
 
-    if not isinstance(value, TensorValue) or not has_gradient_of_a_mask(tensor.example, value.example):
+    if not isinstance(value, TensorValue) or not value.example.requires_grad:
         return None
     parts = [part.realize() for part in key.items] if isinstance(key, TupleValue) else [key]
     masks = [d for d, part in enumerate(parts) if isinstance(part, TensorValue)]
@@ -552,6 +552,8 @@ def _mask_of(tensor: TensorValue, key: Value, value: Value) -> tuple[int, Value]
         return None
     behind = len(parts) - masks[0] - 1
     mask: TensorValue = parts[masks[0]]  # type: ignore[assignment]
+    if not has_gradient_of_a_mask(tensor.example, mask.example, value.example):
+        return None
     shape, at, of = tuple(mask.example.shape), masks[0], tensor.example
     fits = len(shape) + at + behind <= of.ndim and value.example.ndim <= of.ndim - len(shape) + 1
     return (at, mask) if shape and fits and tuple(of.shape[at : at + len(shape)]) == shape else None

@@ -149,7 +149,9 @@ def index_put(p: Any, self: Value, indices: Sequence[Value | None], values: Valu
         value = _one_row(p, values, self.ndim - found[0].ndim)
         if value is not None:
             return _masked_put(p, self, found[0], value, accumulate)
-    if len(found) == 1 and found[0].dtype == torch.bool and not is_empty(self) and not is_empty(values):
+    # Not on a GPU, where another number of values than eager takes would end the process's use of it.
+    in_order = self.device.type == "cpu" and not is_empty(self) and not is_empty(values)
+    if len(found) == 1 and found[0].dtype == torch.bool and in_order:
         dim = next(d for d, i in enumerate(indices) if i is not None)
         return _put_in_order(p, self, found[0], dim, values, accumulate)
     at, dims = _indices(p, self, indices)

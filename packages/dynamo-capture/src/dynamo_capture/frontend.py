@@ -283,6 +283,10 @@ class Optimizer:
             state.misses.append(reason)
             if len(entries) + len(state.pending) >= limit or state.replaced >= _MOST_REPLACED * limit:
                 text = f"recompile limit of {limit} reached; {_what_differed(state.misses)}"
+                if state.empty >= len(entries) + len(state.pending):  # nothing is lost that was ever there
+                    self.report.status("frame", "nothing", f"{NOTHING.reason}: {text}", where)
+                    state.why = Why(NOTHING.reason, where)
+                    return _native.SKIP
                 return self._left(state, Why(text, where, self.contract.about_the_limit))
         forget_broken_imports()
         if self.programs is not None:

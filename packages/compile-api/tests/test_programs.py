@@ -21,6 +21,7 @@ from cases import CASES, UNSTORED
 from changes import CHANGES
 from stored_programs import HERE, reasons, run
 
+import compile_api
 from compile_api.programs import ProgramFolder
 from prims.artefact import Artefact
 from prims.disk.folders import forget_temporary, private_folder
@@ -357,3 +358,12 @@ def test_a_file_that_holds_no_programs(tmp_path: Path) -> None:
         compile_api.cache.load_artifacts(path)
     with pytest.raises(compile_api.errors.UserError, match="is not compiled"):
         compile_api.cache.explain(len)
+
+
+def test_artefacts_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        compile_api.cache.save_artifacts(tmp_path / "nowhere" / "programs")
+    assert error.value.filename == str(tmp_path / "nowhere" / "programs")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file/programs"):
+        compile_api.cache.save_artifacts(tmp_path / "file" / "programs")

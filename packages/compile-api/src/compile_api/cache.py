@@ -69,7 +69,10 @@ def save_artifacts(path: str | os.PathLike[str]) -> int:
         children[name] = entry
         keys.append(key)
     whole = Artefact(_KIND, _VERSION, {"keys": keys}, {}, children)
-    write_private(Path(path), to_bytes(whole))
+    try:
+        write_private(Path(path), to_bytes(whole))
+    except OSError as error:  # of a file beside it, which nobody has named
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     return len(keys)
 
 

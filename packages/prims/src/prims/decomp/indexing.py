@@ -364,9 +364,11 @@ def masked_scatter(p: Any, self: Value, mask: Value, source: Value) -> Value:
     x = reshaped(p, expand(p, self, shape), (prod(shape),))
     if is_empty(x):
         return reshaped(p, x, shape)
-    if is_empty(source):
-        raise unsupported("masked_scatter of nothing, which the mask may ask for something")
     m = reshaped(p, expand(p, mask, shape), (prod(shape),))
+    if is_empty(source):
+        if self.dtype == torch.bool:
+            raise unsupported("masked_scatter of no bools, of which the mask may ask for some")
+        return reshaped(p, required(p, x, p.logical_not(m)), shape)
     at = p.maximum(p.sub(p.cumsum(to_dtype(p, m, torch.int64), 0), 1), 0)
     taken = p.index(reshaped(p, source, (numel(source),)), (at,), (0,))
     return reshaped(p, p.where(m, taken, x), shape)

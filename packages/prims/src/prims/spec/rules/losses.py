@@ -85,7 +85,7 @@ def mse_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> TensorSpe
 def huber_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta: float = 1.0) -> TensorSpec:
     if isinstance(delta, (int, float)) and not delta > 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
-    return soft_margin_loss(x, target, reduction)
+    return _of_input(x, target, reduction)
 
 
 @meta_rule("aten.smooth_l1_loss.default")
@@ -97,14 +97,21 @@ def smooth_l1_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta:
 
 @meta_rule("aten.soft_margin_loss.default")
 def soft_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> TensorSpec:
+    found = _of_input(x, target, reduction)
+    if (shape := broadcast_shapes((x.shape, target.shape))) != x.shape:
+        raise RuntimeError(f"output with shape {list(x.shape)} doesn't match the broadcast shape {list(shape)}")
+    return found
+
+
+def _of_input(x: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
     """Of the input's type, and laid out as it: eager computes into an ``empty_like`` of it."""
     if not torch.can_cast(result_dtype((x, target)), x.dtype):
         raise RuntimeError(
             f"result type {result_dtype((x, target))} can't be cast to the desired output type {x.dtype}"
         )
-    if (shape := broadcast_shapes((x.shape, target.shape))) != x.shape:
-        raise RuntimeError(f"output with shape {list(x.shape)} doesn't match the broadcast shape {list(shape)}")
-    return _reduced(with_format(x, None, x.dtype, x.device), reduction)
+    if broadcast_shapes((x.shape, target.shape)) == x.shape:
+        return _reduced(with_format(x, None, x.dtype, x.device), reduction)
+    return _reduced(iterate((x, target), x.dtype, common=result_dtype((x, target))), reduction)
 
 
 @meta_rule(

@@ -104,6 +104,22 @@ def joined(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.stack(states), wide, states[-1].sum()
 
 
+def patches(x: torch.Tensor) -> torch.Tensor:
+    """Images cut into patches, normalised, and put together again."""
+    b, c, h, w = x.shape
+    y = x.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+    y = nn.functional.layer_norm(y, (16 * c,)).view(b, h // 4, w // 4, 4, 4, c)
+    return y.permute(0, 5, 1, 3, 2, 4).reshape(b, c, h, w)
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """Windows of shifted images, and back."""
+    b, h, w, c = x.shape
+    y = x.roll((-2, -2), (1, 2)).view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+    y = nn.functional.gelu(y).view(b, h // 4, w // 4, 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+    return y.roll((2, 2), (1, 2)) + x
+
+
 def main() -> None:
     torch.manual_seed(0)
     index = torch.randint(0, 20, (7,))
@@ -119,6 +135,12 @@ def main() -> None:
     function("dynamic", lambda x: (x.softmax(-1), x.sum(0)), (torch.randn(4, 6),), (torch.randn(9, 33),), dynamic=True)
     function("rotary", rotary, (torch.randn(2, 2, 6, 8), torch.randn(2, 1, 6, 8), torch.randn(6, 8)))
     function("parts", joined, (torch.randn(8, 8), torch.randn(8, 8)))
+    sizes = ((1, 8, 8), (2, 12, 8), (2, 16, 12))
+    for dynamic in (False, None):
+        kind = "of any size" if dynamic is None else "of one size"
+        images = sizes if dynamic is None else sizes[:1]
+        function(f"patches {kind}", patches, *[(torch.randn(b, 3, h, w),) for b, h, w in images], dynamic=dynamic)
+        function(f"windows {kind}", shifted, *[(torch.randn(b, h, w, 4),) for b, h, w in images], dynamic=dynamic)
     model("transformer", length=16)
     model("transformer", torch.bfloat16, length=16)
     model("convnet", side=16)

@@ -30,7 +30,7 @@ LEFT_OUT = {"nn.functional.max_pool1d"}
 #: Which read memory that is not theirs, and end the process, in eager.
 LEFT_OUT |= {"lu_unpack", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"}
 LEFT_OUT |= {"_segment_reduce"}
-#: A backward pass of PyTorch's own, which takes masks of its values' sizes alone.
+#: Of PyTorch's own decompositions alone; compiled it takes values and masks that broadcast, which eager refuses.
 LEFT_OUT |= {"_unsafe_masked_index_put_accumulate"}
 #: Words of errors about values, and of what eager does not refuse, but fails in.
 OF_VALUES = ("out of bounds", "out of range", "INTERNAL ASSERT")

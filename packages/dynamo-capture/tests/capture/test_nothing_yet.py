@@ -69,8 +69,6 @@ def test_functions(fn, capture):
     compiled = capture(fn, strict=False)
     for step in range(12):
         torch.testing.assert_close(compiled(X, step), fn(X, step))
-
-
     before = len(compiled.graphs)
     for step in range(6, 30):
         compiled(X, 6 if fn is by_text else step)

@@ -53,29 +53,33 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
 
 def index_put(input: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     """``torch.index_put``. By a mask PyTorch takes the gradient of ``values`` from as many elements as the data say."""
-    given = [index for index in indices if index is not None]
-    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, given[0], values):
+    if len(indices) != 1 or not has_gradient_of_a_mask(input, indices[0], values, 0):
         return torch.ops.aten.index_put(input, indices, values, accumulate)
-    dim = next(d for d, index in enumerate(indices) if index is not None)
-    return put_by_mask(input, given[0], values, dim, accumulate)
+    return put_by_mask(input, indices[0], values, 0, accumulate)
 
 
 def index_put_(input: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     """``torch.index_put_``, in the same way."""
-    given = [index for index in indices if index is not None]
-    if len(given) != 1 or given[0].dtype != torch.bool or not has_gradient_of_a_mask(input, given[0], values):
+    if len(indices) != 1 or not has_gradient_of_a_mask(input, indices[0], values, 0):
         return torch.ops.aten.index_put_(input, indices, values, accumulate)
-    return input.copy_(index_put(input, indices, values, accumulate))
+    return input.copy_(put_by_mask(input, indices[0], values, 0, accumulate))
 
 
-def has_gradient_of_a_mask(input: Any, mask: Any, values: Any) -> bool:
-    """Whether values that a mask places get a gradient, and are none that PyTorch refuses.
+def has_gradient_of_a_mask(input: Any, mask: Any, values: Any, dim: int) -> bool:
+    """Whether it is a mask over dimensions from ``dim`` on, whose values get a gradient, and none that PyTorch refuses.
 
     Not one after another on a GPU: their number would be asserted there, which ends the process's use of it.
     """
-    if not values.requires_grad or not values.numel() or not input.numel() or values.dtype != input.dtype:
+    if not isinstance(mask, torch.Tensor) or not isinstance(values, torch.Tensor):
         return False
-    return input.device.type == "cpu" or values.ndim <= input.ndim - mask.ndim
+    if mask.dtype != torch.bool or not mask.ndim or not values.requires_grad or values.dtype != input.dtype:
+        return False
+    behind = input.ndim - mask.ndim - dim
+    if behind < 0 or tuple(input.shape[dim : dim + mask.ndim]) != tuple(mask.shape):
+        return False
+    if not values.numel() or not input.numel() or values.ndim > dim + 1 + behind:
+        return False
+    return input.device.type == "cpu" or values.ndim <= behind
 
 
 def put_by_mask(input: Any, mask: Any, values: Any, dim: int, accumulate: Any = False) -> Any:
@@ -93,6 +97,7 @@ def put_by_mask(input: Any, mask: Any, values: Any, dim: int, accumulate: Any = 
     elif values.ndim > behind:
         at = values.ndim - behind - 1
         values = values.reshape(*values.shape[:at], *[1] * mask.ndim, *values.shape[at + 1 :])
+    values = values.expand(input.shape)  # which refuses what is no value of the places
     return torch.where(chosen, input + values if accumulate else values, input)
 
 

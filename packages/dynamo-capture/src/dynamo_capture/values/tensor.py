@@ -544,19 +544,13 @@ def _mask_of(tensor: TensorValue, key: Value, value: Value) -> tuple[int, Value]
     if not isinstance(value, TensorValue) or not value.example.requires_grad:
         return None
     parts = [part.realize() for part in key.items] if isinstance(key, TupleValue) else [key]
-    masks = [d for d, part in enumerate(parts) if isinstance(part, TensorValue)]
+    masks = [(d, part) for d, part in enumerate(parts) if isinstance(part, TensorValue)]
     whole = slice(None, None, None)
-    if len(masks) != 1 or parts[masks[0]].example.dtype != torch.bool:  # type: ignore[attr-defined]
+    if len(masks) != 1 or not all(p.is_const and p.const() == whole for p in parts if p is not masks[0][1]):
         return None
-    if not all(part.is_const and part.const() == whole for d, part in enumerate(parts) if d != masks[0]):
-        return None
-    behind = len(parts) - masks[0] - 1
-    mask: TensorValue = parts[masks[0]]  # type: ignore[assignment]
-    if not has_gradient_of_a_mask(tensor.example, mask.example, value.example):
-        return None
-    shape, at, of = tuple(mask.example.shape), masks[0], tensor.example
-    fits = len(shape) + at + behind <= of.ndim and value.example.ndim <= of.ndim - len(shape) + 1
-    return (at, mask) if shape and fits and tuple(of.shape[at : at + len(shape)]) == shape else None
+    at, mask = masks[0]
+    fits = len(parts) - 1 + mask.example.ndim <= tensor.example.ndim
+    return masks[0] if fits and has_gradient_of_a_mask(tensor.example, mask.example, value.example, at) else None
 
 
 def _drawn_rows(tx: Capture, key: Value) -> list[Value] | None:

@@ -7,12 +7,14 @@ float16 --forward --grad --jobs 8``.
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 from numeric_cases import DTYPES, EXACT, MODELS, STEPS, operands, program, steps
 from on_gpu import DEVICE, gpu_case
 from sweeps.agreement import other_bits
+from test_special_gradients import LOSSES, REDUCTIONS, agree, in_pairs
 from zoo import tensors
 
 import compile_api
@@ -89,3 +91,25 @@ def test_gradients_shared_among_equals_are_products_with_a_mask(extremum):
             found += torch.autograd.grad(run(x), x, torch.tensor(weight, device="cuda"))
         torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(*((x.signbit() & ~x.isnan()) for x in found))
+
+
+NO_INTEGERS = [
+    math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e10, -1e10, 2.0**31, -(2.0**31), 70000.0, -70000.0, 40000.0, -40000.0,
+    32767.5, -32768.5, 300.0, -300.0, 127.5, -128.5, 255.9, 256.2, 9.3e18, -9.3e18, 1.9e19, -1.0,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_numbers_that_an_integer_does_not_hold(dtype, target):
+    """Narrow integers have the low bits of wide ones, as eager's compiler makes them."""
+    compiled = compile_api.compile(lambda x: (x * 1).to(target), options={"strict": True})
+    x = torch.tensor(NO_INTEGERS, dtype=torch.float64).to(dtype).to(DEVICE)
+    assert torch.equal(compiled(x), x.to(target))
+    assert compiled.report().kernels
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_losses_of_special_values(name, reduction):
+    agree(lambda x, y: LOSSES[name](x, y, reduction=reduction), tuple(x.to(DEVICE) for x in in_pairs(torch.float32)))

@@ -8,6 +8,8 @@ its module, which the key has all; of any other callable it is found anew.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +34,34 @@ _MAY_RETURN_ARGUMENT = frozenset(
 )  # fmt: skip
 
 
+def _under_autocast(given: Sequence[Any]) -> str | None:
+    """It computes with products when it runs, which autocast then takes in its own type: no overload's types tell."""
+    under = torch._C._is_any_autocast_enabled()
+    return "under autocast, which has a part in how it computes" if under else None
+
+
+def _with_phases(given: Sequence[Any], made_complex: bool = False) -> str | None:
+    """Complex vectors that are given up to a factor: eager looks into the numbers and refuses a loss that the factor
+    changes."""
+    x = next((x for x in given if isinstance(x, torch.Tensor)), None)
+    if x is None or not (x.requires_grad and torch.is_grad_enabled() and (made_complex or x.is_complex())):
+        return None
+    return "of complex vectors, whose gradient eager checks by its numbers"
+
+
+def _untold_views(given: Sequence[Any]) -> str | None:
+    return "whose results share their argument's memory and are no views for all that"
+
+
+_LEFT_TO_EAGER: dict[str, Callable[[Sequence[Any]], str | None]] = {
+    "linalg_pinv": _under_autocast, "linalg_pinv.atol_rtol_tensor": _under_autocast,
+    "linalg_eig": partial(_with_phases, made_complex=True), "linalg_eigh": _with_phases, "_linalg_eigh": _with_phases,
+    "linalg_svd": _with_phases, "_linalg_svd": _with_phases, "svd": _with_phases,
+    "unsafe_split": _untold_views, "unsafe_chunk": _untold_views, "unsafe_split_with_sizes": _untold_views,
+    "unsafe_split.Tensor": _untold_views,
+}  # fmt: skip
+
+
 class Called(NamedTuple):
     """The facts of one function.
 
@@ -40,6 +70,7 @@ class Called(NamedTuple):
         takes_plain_bools: it is an operator of tensors, whose flags (``is_causal=x.shape[1] > 1``) are no symbols.
         only_computes: it does nothing but compute: a function of torch or Python's operators.
         reads_offset: it takes the place of a tensor in its memory as a number.
+        left_to_eager: given its arguments, why it is not recorded, or None; None where there is no such reason.
         may_give_argument: it may give the argument itself, and never writes.
         is_in_c: it is an operator in C: a function of PyTorch's, a method of its tensors, or one of Python's.
     """
@@ -48,6 +79,7 @@ class Called(NamedTuple):
     takes_plain_bools: bool
     only_computes: bool
     reads_offset: bool
+    left_to_eager: Callable[[Sequence[Any]], str | None] | None
     may_give_argument: bool
     is_in_c: bool
 
@@ -118,6 +150,7 @@ def _found(fn: Any) -> Called:
         takes_plain_bools=module not in ("_operator", "math") and not name.startswith(("sym_", "_check")),
         only_computes=only_computes,
         reads_offset=name in _READS_OFFSET,
+        left_to_eager=_LEFT_TO_EAGER.get(name.removesuffix(".default")),
         may_give_argument=name in _MAY_RETURN_ARGUMENT,
         is_in_c=_is_in_c(fn),
     )

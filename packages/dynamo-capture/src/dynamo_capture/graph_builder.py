@@ -281,6 +281,9 @@ class GraphBuilder:
             if is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
                 raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
         self.reads_offsets |= facts.reads_offset
+        left = facts.left_to_eager and facts.left_to_eager([*examples, *kw_examples.values()])
+        if left:
+            raise GraphBreak("QB08", f"{_name_of(fn)} {left}")
         before, uncounted = _versions(examples, kw_examples)
         numbers = numbers_after(self.tx, fn, args, kwargs)
         if before:

@@ -130,9 +130,12 @@ def hardtanh(p: Any, self: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
 @decomposition("aten.hardtanh_backward.default")
 @in_one_shape
 def hardtanh_backward(p: Any, grad_output: Value, self: Value, min_val: Any, max_val: Any) -> Value:
-    """grad strictly inside the bounds, else 0."""
-    outside = p.logical_or(p.le(self, number(min_val, self.dtype)), p.ge(self, number(max_val, self.dtype)))
-    return p.where(outside, number(0, grad_output.dtype), grad_output)
+    """grad strictly inside the bounds, else 0; NaN is inside, but for eager's vectors on a CPU."""
+    low, high = number(min_val, self.dtype), number(max_val, self.dtype)
+    zero = number(0, grad_output.dtype)
+    if self.device.type == "cpu":
+        return p.where(p.logical_and(p.gt(self, low), p.lt(self, high)), grad_output, zero)
+    return p.where(p.logical_or(p.le(self, low), p.ge(self, high)), zero, grad_output)
 
 
 @decomposition("aten.hardsigmoid.default")
@@ -197,7 +200,7 @@ def elu(p: Any, self: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 
 def elu_backward(
     p: Any, grad_output: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, self_or_result: Value
 ) -> Value:
-    """Gradient of elu from its input, or from its result."""
+    """Gradient of elu from its input, or from its result; of NaN, NaN by eager's vectors on a CPU alone."""
     x = self_or_result
     positive = p.mul(grad_output, real(scale))
     rate = real(input_scale) * real(alpha) * real(scale)
@@ -206,6 +209,8 @@ def elu_backward(
         negative = p.mul(grad_output, slope)
     else:
         negative = p.mul(p.mul(grad_output, p.exp(p.mul(x, real(input_scale)))), rate)
+    if self_or_result.device.type == "cpu":
+        return p.where(p.gt(x, 0.0), positive, negative)
     return p.where(p.le(x, 0.0), negative, positive)
 
 
@@ -301,9 +306,11 @@ def hardshrink(p: Any, self: Value, lambd: Any = 0.5) -> Value:
 @decomposition("aten.hardshrink_backward.default")
 @in_one_shape
 def hardshrink_backward(p: Any, grad_out: Value, self: Value, lambd: Any) -> Value:
-    """0 inside [-lambd, lambd], grad outside."""
-    inside = p.logical_and(p.ge(self, -real(lambd)), p.le(self, real(lambd)))
-    return p.where(inside, 0.0, grad_out)
+    """0 inside [-lambd, lambd], grad outside; NaN is outside, but for eager's vectors on a CPU."""
+    low, high = -real(lambd), real(lambd)
+    if self.device.type == "cpu":
+        return p.where(p.logical_or(p.lt(self, low), p.gt(self, high)), grad_out, 0.0)
+    return p.where(p.logical_and(p.ge(self, low), p.le(self, high)), 0.0, grad_out)
 
 
 decomposition("aten.softshrink_backward.default")(hardshrink_backward)
@@ -372,11 +379,22 @@ def glu_backward(p: Any, grad_output: Value, self: Value, dim: int) -> Value:
     return p.concat((by_a, by_b), norm_dim(dim, self.ndim))
 
 
+def _ends_of_logit(eps: Any) -> tuple[Any, Any] | None:
+    """Where the argument of a logit is cut off; nowhere by a negative `eps`, as in eager."""
+    if eps is None or real(eps) < 0:
+        return None
+    return real(eps), 1.0 - real(eps)
+
+
 @decomposition("aten.logit.default")
 @in_opmath
 def logit(p: Any, self: Value, eps: float | None = None) -> Value:
-    """log(x / (1 - x)), x clamped to [eps, 1 - eps] first when eps is given."""
-    x = self if eps is None else p.minimum(p.maximum(self, real(eps)), 1.0 - real(eps))
+    """log(x / (1 - x)), x cut off at eps and 1 - eps where that is asked for: what is below the first becomes the
+    first, wherever the second is, and comparisons with NaN cut off nothing."""
+    x, ends = self, _ends_of_logit(eps)
+    if ends is not None:
+        low, high = ends
+        x = p.where(p.lt(x, low), low, p.where(p.gt(x, high), high, x))
     return p.log(p.div(x, p.sub(1.0, x)))
 
 
@@ -384,11 +402,16 @@ def logit(p: Any, self: Value, eps: float | None = None) -> Value:
 @in_one_shape
 @in_opmath
 def logit_backward(p: Any, grad_output: Value, self: Value, eps: float | None = None) -> Value:
-    """grad / (x * (1 - x)) inside the clamp, 0 outside (NaN outside [0, 1] when there is no clamp)."""
-    low, high = (0.0, 1.0) if eps is None else (real(eps), 1.0 - real(eps))
-    inside = p.logical_and(p.ge(self, low), p.le(self, high))
+    """grad / (x * (1 - x)); 0 where x was cut off, and NaN outside [0, 1] where nothing is. What is NaN counts as cut off
+    in eager's vectors on a CPU."""
+    ends = _ends_of_logit(eps)
+    low, high = ends or (0.0, 1.0)
+    if self.device.type == "cpu":
+        kept = p.logical_and(p.ge(self, low), p.le(self, high))
+    else:
+        kept = p.logical_not(p.logical_or(p.lt(self, low), p.gt(self, high)))
     slope = p.div(grad_output, p.mul(self, p.sub(1.0, self)))
-    return p.where(inside, slope, math.nan if eps is None else 0.0)
+    return p.where(kept, slope, math.nan if ends is None else 0.0)
 
 
 @decomposition("aten.pixel_shuffle.default")

@@ -100,13 +100,13 @@ def unfold_backward(p: Any, grad_in: Value, input_sizes: Sequence[Size], dim: in
 @decomposition("aten.native_dropout_backward.default")
 @in_one_shape
 def native_dropout_backward(p: Any, grad_output: Value, mask: Value, scale: float) -> Value:
-    """grad * mask * scale"""
+    """grad * mask * scale, so that a gradient that is infinite or NaN is NaN where its element was dropped."""
     dtype = grad_output.dtype
     if not dtype.is_floating_point:
         raise unsupported(f"dropout of {dtype}")
     compute = opmath(dtype)
-    kept = p.where(mask, p.mul(to_dtype(p, grad_output, compute), float(scale)), 0.0)
-    return to_dtype(p, kept, dtype)
+    kept = p.mul(to_dtype(p, grad_output, compute), to_dtype(p, mask, compute))
+    return to_dtype(p, p.mul(kept, float(scale)), dtype)
 
 
 # ---- normalisation --------------------------------------------------------------------------------------

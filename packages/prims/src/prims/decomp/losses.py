@@ -43,14 +43,16 @@ def _elementwise_loss(
 
 
 def _loss_gradient(
-    p: Any, grad: Value, self: Value, target: Value, reduction: int, formula: Callable[..., Value]
+    p: Any, grad: Value, self: Value, target: Value, reduction: int, formula: Callable[..., Value], factor: float = 1.0
 ) -> Value:
-    """grad * d loss / d self, the mean's divisor applied to the slope."""
+    """grad * d loss / d self, the mean's divisor applied to the slope; what is made larger then is no infinity yet."""
     dtype = result_dtype(self, target)
     x, y, g = operands(p, self, target, grad, dtype=opmath(dtype))
     slope = formula(x, y)
     if reduction == MEAN:
         slope = p.div(slope, number(numel(slope), slope.dtype))
+    if factor != 1.0:
+        slope = p.mul(slope, factor)
     return to_dtype(p, p.mul(slope, g), dtype)
 
 
@@ -70,7 +72,7 @@ def mse_loss(p: Any, self: Value, target: Value, reduction: int = MEAN) -> Value
 @decomposition("aten.mse_loss_backward.default")
 def mse_loss_backward(p: Any, grad_output: Value, self: Value, target: Value, reduction: int) -> Value:
     """2 (x - y) grad"""
-    return _loss_gradient(p, grad_output, self, target, reduction, lambda x, y: p.mul(p.sub(x, y), 2.0))
+    return _loss_gradient(p, grad_output, self, target, reduction, p.sub, 2.0)
 
 
 @decomposition("aten.l1_loss.default")
@@ -97,13 +99,13 @@ def smooth_l1_loss(p: Any, self: Value, target: Value, reduction: int = MEAN, be
 def smooth_l1_loss_backward(
     p: Any, grad_output: Value, self: Value, target: Value, reduction: int, beta: float
 ) -> Value:
-    """gap / beta inside [-beta, beta], its sign outside."""
+    """gap / beta inside [-beta, beta], its sign outside; a gap that is NaN is neither."""
 
     def formula(x: Value, y: Value) -> Value:
         gap = p.sub(x, y)
         if beta == 0:
             return p.sign(gap)
-        return p.where(p.lt(p.abs(gap), float(beta)), p.div(gap, float(beta)), p.sign(gap))
+        return p.where(p.ge(p.abs(gap), float(beta)), p.sign(gap), p.div(gap, float(beta)))
 
     return _loss_gradient(p, grad_output, self, target, reduction, formula)
 

@@ -321,8 +321,8 @@ def triton_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
         return f"{arg}.to({ROWS[dst].in_triton}).to(tl.float32)"
     if dst in KEPT_FLOATS:
         return f"q_round_{ROWS[dst].name}({arg}{'' if triton_type(src) == 'tl.float32' else '.to(tl.float32)'})"
-    if dst == torch.uint8 and src.is_floating_point:
-        return f"{arg}.to(tl.int64).to(tl.uint8)"
+    if src.is_floating_point and dst.itemsize < 4:  # narrow integers of wide ones, as eager's compiler makes them
+        return f"{arg}.to({'tl.int64' if dst == torch.uint8 else 'tl.int32'}).to({triton_type(dst)})"
     return f"{arg}.to({triton_type(dst)})"
 
 

@@ -402,8 +402,8 @@ def logit(p: Any, self: Value, eps: float | None = None) -> Value:
 @in_one_shape
 @in_opmath
 def logit_backward(p: Any, grad_output: Value, self: Value, eps: float | None = None) -> Value:
-    """grad / (x * (1 - x)); 0 where x was cut off, and NaN outside [0, 1] where nothing is. What is NaN counts as cut off
-    in eager's vectors on a CPU."""
+    """grad / (x * (1 - x)); 0 where x was cut off, and NaN outside [0, 1] where nothing is. In eager's vectors on a CPU
+    what is NaN counts as cut off."""
     ends = _ends_of_logit(eps)
     low, high = ends or (0.0, 1.0)
     if self.device.type == "cpu":

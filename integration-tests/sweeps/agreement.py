@@ -94,6 +94,12 @@ def difference(
     return None
 
 
+def other_flags(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> str | None:
+    """What differs in whether results need gradients, are leaves or of inference mode, or None."""
+    flags = [[(t.requires_grad, t.is_leaf, t.is_inference()) for t in given] for given in (ours, theirs)]
+    return None if flags[0] == flags[1] else f"(requires_grad, is_leaf, is_inference) {flags[0]} instead of {flags[1]}"
+
+
 def other_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor], which: int) -> str | None:
     """What differs in its bits (but for those of a NaN) or its strides, or None."""
     if len(ours) != len(theirs):

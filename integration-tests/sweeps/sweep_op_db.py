@@ -2,6 +2,7 @@
 
 ``python integration-tests/sweeps/sweep_op_db.py [--database op_db module_db] [--forward] [--grad] [--second] [--sizes static symbolic]
 [--dtype float32 bfloat16] [--device cpu] [--samples 2] [--strided] [--relaid] [--errors] [--numerics eager_exact] [--jobs 1]
+[--under autocast "autocast around" inference no_grad float64]
 [--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per operator that did not simply agree, and a summary:
 *generated* (all in generated kernels and library calls without a recorded fallback), *eager* (right, with a recorded fallback
 or break), *wrong*, *error*, *crash* (a worker process died or hung).
@@ -12,6 +13,9 @@ With ``--strided`` every sample is also given with gaps between its elements. Wi
 program makes each tensor contiguous before the operator takes it, which may count on that. With ``--errors`` it is what eager refuses that
 is given: *refused* the same, with the same type and words, or *wrong*.
 
+With ``--under`` the operators run in a setting of PyTorch's that changes what they give, entered in the program or around
+it; the results' types, and whether they need gradients, are leaves or of inference mode, are eager's.
+
 Results agree where they are within a tolerance of eager's, or about as close to float64 as eager's are. With ``--numerics
 eager_exact`` they agree where bits and strides are equal, random numbers from one seed included.
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import queue
 import subprocess
@@ -27,6 +32,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -60,6 +66,31 @@ SECONDS_PER_TASK = 120.0
 PASSES = ("forward", "gradients", "second")
 
 
+def autocast() -> Any:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Numbers are of 64 bits by default."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+#: By name: what the program enters, and what is entered around it.
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "nothing": (contextlib.nullcontext, contextlib.nullcontext),
+    "autocast": (autocast, contextlib.nullcontext),
+    "autocast around": (contextlib.nullcontext, autocast),
+    "inference": (contextlib.nullcontext, torch.inference_mode),
+    "no_grad": (contextlib.nullcontext, torch.no_grad),
+    "float64": (contextlib.nullcontext, in_float64),
+}
+
+
 class Task(NamedTuple):
     """One operator or module in one dtype, compared by one of ``PASSES``, with sizes that are numbers or symbols."""
 
@@ -74,10 +105,20 @@ def given(sample: Any) -> list[torch.Tensor]:
     return tensors((sample.input, sample.args, sample.kwargs))
 
 
+def set_in(enter: Callable[[], Any], function: Any) -> Any:
+    """The program that calls an operator in a setting that it enters."""
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        with enter():
+            return function(*args, **kwargs)
+
+    return function if enter is contextlib.nullcontext else program
+
+
 def run(function: Any, sample: Any, kind: str, prepare: Any = clone) -> tuple[list[torch.Tensor], ...]:
     """Results, gradients and second gradients, as far as ``kind`` goes."""
     args, kwargs, first = prepare(sample.args), prepare(sample.kwargs), prepare(sample.input)
-    with torch.set_grad_enabled(kind != "forward"):
+    with torch.set_grad_enabled(kind != "forward" and torch.is_grad_enabled()):
         out = function(first, *args, **kwargs)
         if kind == "second":
             return [t.detach() for t in tensors(out)], *agreement.second_gradients(out, (first, args, kwargs))
@@ -110,6 +151,10 @@ def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dyna
     function = plain = ITSELF.get(op.name, op.op)
     if options.relaid:
         function = lambda *a, **k: plain(*relaid(a), **relaid(k))
+    inside, around = SETTINGS[options.under]
+    function = set_in(inside, function)
+    if "autocast" in options.under:
+        tolerance = 4e-2  # it rounds where a region need not
     samples = list(op.sample_inputs(options.device, dtype, requires_grad=kind != "forward"))
     if op.name in ITSELF:
         samples = [sample for sample in samples if not sample.kwargs.get("dropout_p")]
@@ -122,7 +167,8 @@ def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dyna
     for sample in picked:
         torch.manual_seed(0)
         try:
-            expected = run(function, sample, kind)
+            with around():
+                expected = run(function, sample, kind)
         except Exception:
             continue
         compile_api.reset()
@@ -130,7 +176,8 @@ def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dyna
         compiled = compile_api.compile(lambda *a, **k: function(*a, **k), dynamic=dynamic, options=numerics)
         torch.manual_seed(0)
         try:
-            got = run(compiled, sample, kind)
+            with around():
+                got = run(compiled, sample, kind)
         except Exception as failure:
             if kind == "second" and agreement.DECLINED in str(failure):
                 return "declined", " ".join(str(failure).split())[:300]
@@ -148,7 +195,8 @@ def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dyna
                 if reason and not reproducible(function, sample, kind, expected):
                     verdict, why, reason = "eager", "eager's own bits change from run to run", None
             else:
-                reason = agreement.difference(ours, theirs, exact, which, tolerance)
+                reason = agreement.other_flags(ours, theirs) if not which else None
+                reason = reason or agreement.difference(ours, theirs, exact, which, tolerance)
             if reason:
                 return "wrong", reason
         compared += 1
@@ -320,6 +368,7 @@ def settings(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--relaid", action="store_true", help="with gaps, and made contiguous by the program")
     parser.add_argument("--errors", action="store_true", help="what eager refuses, instead of samples")
     parser.add_argument("--numerics", default="fast")
+    parser.add_argument("--under", choices=list(SETTINGS), default="nothing", help="a setting that the operators run in")
     parser.add_argument("--only", nargs="+", default=None)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=float("inf"), help="start no operator after this many seconds")

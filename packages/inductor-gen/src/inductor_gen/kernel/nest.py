@@ -17,7 +17,8 @@ __all__ = ["STRIP", "Nest", "arrange", "collapse"]
 STRIP = 4
 """Steps up to which a loop on a CPU is unrolled inside the lane rather than vectorised."""
 
-_LINE = 64  # bytes of a cache's line
+#: Bytes that come from memory together: a line of a CPU's cache, a sector of a GPU's.
+_TOGETHER = {"cpu": 64, "cuda": 32}
 
 #: What lanes along a reduction's short row are worth, of as many that fill vectors. From a sweep over 66 shapes: along
 #: rows of 4 they take 0.97 of the time that lanes across them do in the mean, along 5 to 7 1.3 times.
@@ -57,20 +58,22 @@ def _traffic(body: Body, at: Expr, hint: Hint) -> float:
     return share
 
 
-def _sharing(stride: Expr | None, bytes_: int, hint: Hint) -> float:
-    """How far the steps of a lane share lines of the cache: from 1, next to each other, to -1, a line for each."""
+def _sharing(stride: Expr | None, bytes_: int, hint: Hint, together: int) -> float:
+    """How far the steps of a lane share what memory hands over: from 1, next to each other, to -1, each its own."""
     if stride is None:
         return -1.0
-    return max(1 - 2 * (abs(hint(stride)) * bytes_ - bytes_) / _LINE, -1.0)
+    return max(1 - 2 * (abs(hint(stride)) * bytes_ - bytes_) / together, -1.0)
 
 
 def _choose_lane(body: Body, hint: Hint) -> Expr | None:
     best: Expr | None = None
     best_score = float("-inf")
-    accesses = _accesses(body)
-    on_cpu = bool(body.nodes) and body.nodes[0].device is not None and body.nodes[0].device.type == "cpu"
-    if on_cpu:
-        # A row of weights stays in the cache whichever way it is walked.
+    device = body.nodes[0].device.type if body.nodes and body.nodes[0].device is not None else "cuda"
+    on_cpu, together = device == "cpu", _TOGETHER.get(device, 32)
+    accesses, weighed = _accesses(body), on_cpu or bool(body.inner)
+    if weighed:
+        # What most steps find again, a row of weights or a sum's place, counts for as little as it is touched; on a CPU
+        # it stays in the cache whichever way it is walked.
         accesses = [(at, weight * max(_traffic(body, at, hint), 1 / 64), size) for at, weight, size in accesses]
     short = math.prod(hint(body.space[v]) for v in body.inner) <= STRIP
     for v in [*body.outer, *body.inner]:
@@ -81,7 +84,7 @@ def _choose_lane(body: Body, hint: Hint) -> Expr | None:
             if stride is ONE:
                 score += weight
             elif stride is not ZERO:
-                score += weight * _sharing(stride, bytes_, hint) if on_cpu else -weight
+                score += weight * _sharing(stride, bytes_, hint, together) if weighed else -weight
         if on_cpu and v in body.inner and extent >= STRIP and not short:
             score *= _FILLED.get(extent, 1.0) if score > 0 else 1.0
         elif extent < 8:

@@ -1,19 +1,25 @@
-"""Generated CPU kernels against eager's, over families of operators, dtypes, layouts and seams:
-``python benchmarks/cpu_operators.py``.
+"""Generated kernels against eager's, over families of operators, dtypes, layouts and seams:
+``python benchmarks/operators.py [--device cuda --rows 8192 --jobs 14]``.
 
-One thread, 1 M elements, or those of as many rows and columns as ``--rows`` says; seconds of the thread that calls: the
-best of alternating calls, so that other work on the machine counts little. Prints every case, and in the end the
-geometric mean and what is slower than eager. With ``--out`` a JSON line per case is appended; ``--only NAME...`` runs
-cases whose names contain one of them, ``--family NAME...`` those of some families.
+1 M elements, or those of as many rows and columns as ``--rows`` says. On a CPU: one thread, and seconds of the thread that
+calls, the best of alternating calls, so that other work on the machine counts little. On a GPU: the device's time of some
+calls in a row by its events, which is the kernels' where they take longer than their launches; ``share`` is how much of
+the memory's bandwidth the bytes that generated kernels need would take (of what a copy of as many bytes reaches).
+``--jobs`` processes compile all cases beforehand, so that the one that measures finds kernels on disk.
+
+Prints every case, and in the end the geometric mean and what is slower than eager. With ``--out`` a JSON line per case is
+appended; ``--only NAME...`` runs cases whose names contain one of them, ``--family NAME...`` those of some families.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -121,15 +127,15 @@ def reductions() -> Iterator[Case]:
     for name, op in REDUCTIONS.items():
         yield f"{name} over rows", lambda a, op=op: op(a, -1), (x,)
         yield f"{name} over columns", lambda a, op=op: op(a, 0), (x,)
-        yield f"{name} over the middle", lambda a, op=op: op(a, 1), (x.view(64, 128, 128),)
+        yield f"{name} over the middle", lambda a, op=op: op(a, 1), (x.view(-1, 128, 128),)
         yield f"{name} over 16", lambda a, op=op: op(a, -1), (x.view(-1, 16),)
     for dtype in (torch.bfloat16, torch.float16):
         for name in ("sum", "softmax", "amax", "var", "cumsum"):
             yield f"{name}, {dtype}", lambda a, op=REDUCTIONS[name]: op(a, -1), (x.to(dtype),)
         yield f"layer_norm, {dtype}", lambda a: F.layer_norm(a, (ROWS,)), (x.to(dtype),)
     yield "layer_norm", lambda a: F.layer_norm(a, (ROWS,)), (x,)
-    yield "group_norm", lambda a: F.group_norm(a, 8), (x.view(16, 64, 32, 32),)
-    yield "batch_norm", lambda a: F.batch_norm(a, None, None, training=True), (x.view(16, 64, 32, 32),)
+    yield "group_norm", lambda a: F.group_norm(a, 8), (x.view(-1, 64, 32, 32),)
+    yield "batch_norm", lambda a: F.batch_norm(a, None, None, training=True), (x.view(-1, 64, 32, 32),)
     yield "cross_entropy", F.cross_entropy, (x, torch.randint(0, ROWS, (ROWS,)))
 
 
@@ -141,9 +147,9 @@ def short() -> Iterator[Case]:
         for name in ("sum", "amax", "var", "softmax"):
             yield f"{name} of {steps} steps", lambda a, op=REDUCTIONS[name]: op(a, -1), (few,)
         yield f"layer_norm of {steps} steps", lambda a, n=steps: F.layer_norm(a, (n,)), (few,)
-    yield "softmax of 4 channels", lambda a: a.softmax(1), (x.view(64, 4, 64, 64),)
+    yield "softmax of 4 channels", lambda a: a.softmax(1), (x.view(-1, 4, 64, 64),)
     yield "batch_norm of 4 pixels", lambda a: F.batch_norm(a, None, None, training=True), (x.view(1, -1, 2, 2),)
-    images = x.view(16, 64, 32, 32)
+    images = x.view(-1, 64, 32, 32)
     for form, dtype in ((f, d) for f in ("contiguous", "channels_last") for d in (torch.float32, torch.bfloat16)):
         given = images.to(dtype, memory_format=getattr(torch, f"{form}_format" if form == "contiguous" else form))
         for name, pool in (("max_pool2d", F.max_pool2d), ("avg_pool2d", F.avg_pool2d)):
@@ -221,31 +227,74 @@ def patches() -> Iterator[Case]:
 FAMILIES = {family.__name__: family for family in (pointwise, reductions, short, layouts, windows, patches)}
 
 
+def _on_cpu(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """The best milliseconds of each of some alternating calls."""
+    best = dict.fromkeys(calls, math.inf)
+    rounds, end = 0, time.perf_counter() + seconds
+    while rounds < 4 or time.perf_counter() < end:
+        rounds += 1
+        for name, call in calls.items():
+            start = time.thread_time()
+            call()
+            best[name] = min(best[name], 1e3 * (time.thread_time() - start))
+    return best
+
+
+def _on_gpu(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """The same by the GPU's events, of five calls in a row."""
+    best = dict.fromkeys(calls, math.inf)
+    rounds, end = 0, time.perf_counter() + seconds
+    while rounds < 4 or time.perf_counter() < end:
+        rounds += 1
+        for name, call in calls.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(5):
+                call()
+            stop.record()
+            stop.synchronize()
+            best[name] = min(best[name], start.elapsed_time(stop) / 5)
+    return best
+
+
+@functools.cache
+def _copied_per_ms(size: int) -> float:
+    """Bytes that a copy of ``size`` of them reads and writes in a millisecond of the GPU."""
+    source = torch.empty(max(size // 2, 1 << 20), dtype=torch.uint8, device="cuda")
+    return 2 * source.numel() / _on_gpu({"copy": source.clone}, 0.01)["copy"]
+
+
 def measure(
-    function: Callable[..., Any], args: tuple[Any, ...], seconds: float, earlier: tuple[tuple[Any, ...], ...] = ()
-) -> dict[str, Any]:
+    function: Callable[..., Any], args: tuple[Any, ...], seconds: float, earlier: tuple[tuple[Any, ...], ...] = (),
+    device: str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
     """The best times in milliseconds of alternating calls, and what was generated; ``earlier``: calls before them."""
     compiled = compile_api.compile(function)
-    best = {"eager": math.inf, "quintet": math.inf}
     with torch.no_grad():
         for others in earlier:
             compiled(*others)
         for call in (compiled, function) * 2:
             call(*args)
-        rounds, end = 0, time.perf_counter() + seconds
-        while rounds < 4 or time.perf_counter() < end:
-            rounds += 1
-            for name, call in (("eager", function), ("quintet", compiled)):
-                start = time.thread_time()
-                call(*args)
-                best[name] = min(best[name], 1e3 * (time.thread_time() - start))
+        calls = {"eager": lambda: function(*args), "quintet": lambda: compiled(*args)}
+        best = _on_gpu(calls, seconds) if device == "cuda" else _on_cpu(calls, seconds)
     report = compiled.report()
     record: dict[str, Any] = {name: round(found, 4) for name, found in best.items()}
     record["ratio"] = round(best["eager"] / best["quintet"], 2)
     record["kernels"], record["externs"] = len(report.kernels), [e.name for e in report.externs]
     record["fallbacks"] = [r.reason for r in report.fallbacks]
+    if device == "cuda":
+        needed = sum(k.read + k.written for k in report.kernels)
+        record["share"] = round(needed / best["quintet"] / _copied_per_ms(1 << (max(needed, 1) - 1).bit_length()), 2)
     compile_api.reset()
     return record
+
+
+def _compile_ahead(jobs: int) -> None:
+    """Have as many processes compile a part of the cases each."""
+    command = [sys.executable, *sys.argv]
+    parts = [subprocess.Popen([*command, "--part", str(k)], stdout=subprocess.DEVNULL) for k in range(jobs)]
+    for part in parts:
+        part.wait()
 
 
 def main() -> None:
@@ -256,24 +305,35 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS, help="rows and columns of the matrices")
     parser.add_argument("--seconds", type=float, default=0.2, help="per case")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--jobs", type=int, default=0, help="processes that compile before anything is measured")
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     ROWS = options.rows
+    torch.set_default_device(options.device)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     facts = {
-        "torch": torch.__version__, "python": platform.python_version(), "hardware": hardware("cpu"),
+        "torch": torch.__version__, "python": platform.python_version(), "hardware": hardware(options.device),
         "threads": 1, "rows": ROWS, "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
+    if options.jobs and options.part is None:
+        _compile_ahead(options.jobs)
     found: dict[str, float] = {}
+    counted = itertools.count()
     for family in options.family:
         for name, function, args, *earlier in FAMILIES[family]():
             if options.only and not any(part in name for part in options.only):
                 continue
-            record = measure(function, args, options.seconds, tuple(earlier))
+            if options.part is not None and next(counted) % options.jobs != options.part:
+                continue
+            seconds = options.seconds if options.part is None else 0.0
+            record = measure(function, args, seconds, tuple(earlier), options.device)
             found[name] = record["ratio"]
             extra = "".join(f" {e}" for e in record["externs"]) + (" FELL BACK" if record["fallbacks"] else "")
+            extra = (f" {record['share']:5.2f}" if "share" in record else "") + extra
             print(f"{name:40}{record['eager']:10.3f}{record['quintet']:10.3f}{record['ratio']:8.2f}{extra}", flush=True)
-            if options.out:
+            if options.out and options.part is None:
                 with options.out.open("a") as file:
                     file.write(json.dumps({"case": name, "family": family, **record, **facts}) + "\n")
     mean = math.exp(sum(map(math.log, found.values())) / len(found))

@@ -90,9 +90,11 @@ class Contract:
         inputs: its leaves.
         gives, results: the same of the result.
         dims: the sizes that may differ.
-        sources: of each input of the graph ``["argument", leaf]``, ``["weight", name]`` or ``["seed", device]``.
+        sources: of each input of the graph ``["argument", leaf]``, ``["weight", name]``, ``["number", name]`` (a weight
+            of no dimensions, given as a number) or ``["seed", device]``.
         bound: symbol of the graph -> the dimension that it is.
         writes: the leaves that the program writes.
+        needs: what has to hold of the graph's numbers: an expression of its symbols, and the same for people.
     """
 
     positional: tuple[str, ...]
@@ -105,6 +107,7 @@ class Contract:
     sources: tuple[tuple[str, Any], ...] = ()
     bound: Mapping[str, str] = field(default_factory=dict)
     writes: tuple[int, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
 
     # ---- a call ---------------------------------------------------------------------------------------------------
 
@@ -152,6 +155,19 @@ class Contract:
                         f"{self.inputs[at].name}, which the program writes, shares memory with {self.inputs[k].name}",
                         todo="Pass a copy of one of them.",
                     )
+
+    def check_needs(self, symbols: Mapping[str, int]) -> None:
+        """Check a call's numbers against what the program was captured for.
+
+        Raises:
+            UserError: one has become another than it may.
+        """
+        for text, readable in self.needs:
+            if not parse(text).evaluate(symbols):
+                raise UserError(
+                    f"a number of the program has become another than it was exported for: it needs {readable[:300]}",
+                    todo="Export the step again with the values that its weights have now.",
+                )
 
     def sizes(self, leaves: Sequence[Any]) -> dict[str, int]:
         """The value of each dimension in a call.
@@ -229,11 +245,11 @@ class Contract:
             StoredGraphError: it is none.
         """
         try:
-            made = {row.name: data[row.name] for row in dataclasses.fields(Contract)}
+            made = {row.name: data[row.name] for row in dataclasses.fields(Contract) if row.name in data}
             for name, kind in (("inputs", Input), ("results", Result), ("dims", Dim)):
                 made[name] = tuple(kind(**{k: _tuples(v) for k, v in one.items()}) for one in made[name])
-            for name in ("positional", "keywords", "sources", "writes"):
-                made[name] = _tuples(made[name])
+            for name in ("positional", "keywords", "sources", "writes", "needs"):
+                made[name] = _tuples(made.get(name, []))
             contract = Contract(**made)
             if sorted(_leaves(contract.takes)) != list(range(len(contract.inputs))):
                 raise ValueError("the structure of the arguments has other leaves than inputs")

@@ -7,8 +7,10 @@ where; nothing is computed and nothing of the model changes.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ import torch
 from compile_api.deploy import trees
 from compile_api.deploy.contract import Contract, Dim, Input, Result, dtype_name
 from compile_api.deploy.dynamic import dims_of
-from compile_api.deploy.exported import Exported
+from compile_api.deploy.exported import Exported, learn_needs, lower_for_devices
+from compile_api.deploy.steps import StepState, number_named
 from compile_api.modes import make_options
 from compile_api.module import CompiledModule
 from prims.errors import NotCompiled, Unsupported, UserError
@@ -27,6 +30,7 @@ from prims.options import Options
 from prims.report import Report
 from prims.spec import SymbolContext, TensorSpec
 from prims.spec import expr as ex
+from prims.spec.exprtext import to_python
 
 __all__ = ["export"]
 
@@ -37,6 +41,7 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    training: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Exported:
     """One full graph of ``model(*args, **kwargs)``, without gradients, that runs without the model's code.
@@ -45,11 +50,15 @@ def export(
     ``model.eval()`` first for inference.
 
     Args:
-        model: a ``torch.nn.Module`` or a function of tensors.
+        model: a ``torch.nn.Module`` or a function of tensors; with ``training`` a function that does a step.
         args, kwargs: examples of its arguments. What is no tensor in them stays as it is in every call.
         dynamic_shapes: sizes that may differ between calls, by argument name: ``{"x": {0: "batch"}}``. In the place of
             the name may stand a :class:`Dim`, ``(min, max)``, or True; without a range a size is at least 2. Nested as
             the argument is, or a list with one entry per argument.
+        training: export a whole step: forward, ``backward()`` and the optimizer's ``step()``, which the function calls.
+            Each call of the program goes on from the last one's parameters, buffers and optimizer's state, which are
+            ``weights`` of its own, as are learning rates and what else the optimizer's groups say in numbers. The step
+            was run once before, so that the optimizer has its state.
         options: names and values of :class:`compile_api.Options`.
 
     Raises:
@@ -60,6 +69,11 @@ def export(
         raise UserError(f"args is a {type(args).__name__}", todo="Give a tuple of the arguments: export(model, (x,)).")
     if isinstance(model, CompiledModule):
         model = model._orig_mod
+    if training and isinstance(model, torch.nn.Module):
+        raise UserError(
+            "training=True exports a step, and a module computes its results only",
+            todo="Give a function that computes the loss, calls backward() and the optimizer's step().",
+        )
     opts = make_options(fullgraph=True, dynamic=None, mode=None, options=options)
     positional, keywords, values = _arguments(model, tuple(args), dict(kwargs or {}))
     dims = dims_of(dynamic_shapes, (*positional, *keywords), values)
@@ -69,7 +83,7 @@ def export(
     taken = _marked(leaves, dims)
     parts = trees.build(takes, taken)
     call = parts[: len(positional)], dict(zip(keywords, parts[len(positional) :], strict=True))
-    captured = _Capture(model, opts)
+    captured = _Step(model, opts) if training else _Capture(model, opts)
     result = captured.run(*call)
     names = [path for name, part in zip((*positional, *keywords), takes["tuple"], strict=True)
              for path in trees.paths(part, name)]  # fmt: skip
@@ -137,6 +151,18 @@ class _Capture:
         self.graph: torch.fx.GraphModule | None = None
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
+        self.names: dict[int, str] = {}  # of tensors, by identity
+        if isinstance(model, torch.nn.Module):
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                self.names.setdefault(id(tensor), name)
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """The modules that running it might change, by path."""
+        return dict(self.model.named_modules()) if isinstance(self.model, torch.nn.Module) else {}
+
+    def grad_mode(self) -> Any:
+        """How gradients are set while it runs."""
+        return torch.no_grad()
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """The model's result, with stand-ins for what the graph computes.
@@ -156,12 +182,12 @@ class _Capture:
             self.outputs = [_stand_in(desc.spec) for desc in env.outputs]
             return lambda *_: list(self.outputs)
 
-        modules = dict(self.model.named_modules()) if isinstance(self.model, torch.nn.Module) else {}
+        modules = self.modules()
         before = {name: _state(m) for name, m in modules.items()}
         compiled: Any = dynamo_capture.optimize(self.model, backend, options=self.options, report=report)
         compiled.__quintet_optimizer__.exporting = True
         try:
-            with torch.no_grad():
+            with self.grad_mode():
                 result = compiled(*args, **kwargs)
         except NotCompiled as error:
             raise _refused(error) from error
@@ -176,6 +202,70 @@ class _Capture:
             raise UserError(f"the model cannot be exported: nothing of it was captured ({reason})")
         _refuse_settings(changed)
         return result
+
+
+class _Step(_Capture):
+    """Captures one step of training, and leaves gradients and optimizers as they were."""
+
+    def __init__(self, model: Callable[..., Any], options: Options) -> None:
+        super().__init__(model, options)
+        self.state = StepState(model)
+        self.names = self.state.names
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        return {
+            f"{name}.{path}" if path else name: m
+            for name, module in self.state.modules.items() for path, m in module.named_modules()
+        }  # fmt: skip
+
+    def grad_mode(self) -> Any:
+        return torch.enable_grad()
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """As :meth:`_Capture.run`. Parameters have gradients of zeros meanwhile: of a step that takes them away first
+        none is an input of the graph; one that ends by that is captured without."""
+        gradients, states = self.state.gradients(), self.state.optimizer_states()
+        try:
+            result, used = self._captured(args, kwargs)
+        except BaseException:
+            with contextlib.suppress(UserError):  # what went wrong first is told
+                self.state.put_back(gradients, states)
+            raise
+        self.state.put_back(gradients, states)
+        if used:
+            name = self.names.get(id(used[0]), "a parameter")
+            raise UserError(
+                f"the step cannot be exported: it goes on from the gradient of {name} that the call before it left",
+                todo="Begin the step with zero_grad(), with set_to_none=True as by default.",
+            )
+        self._forget_unread(result)
+        return result
+
+    def _captured(self, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+        """The result, and the parameters whose gradients one call would leave to the next."""
+        marks = self.state.mark_gradients()
+        result = super().run(args, kwargs)
+        used = [p for p, mark in marks.items() if any(value is mark for value in self.inputs)]
+        if used and all(p.grad is None for p in marks):
+            for parameter in marks:
+                parameter.grad = None
+            result = super().run(args, kwargs)
+            used = [p for p in marks if p.grad is not None]
+        return result, used
+
+    def _forget_unread(self, result: Any) -> None:
+        """Leave out of the graph what it computes for nobody: gradients that only ``.grad`` would hold."""
+        leaves: list[Any] = []
+        trees.flatten(result, leaves, _is_leaf)
+        kept = [k for k, out in enumerate(self.outputs) if any(leaf is out for leaf in leaves)]
+        gm = self.graph
+        assert gm is not None
+        env: Envelope = gm.meta["envelope"]
+        node = gm.graph.output_node()
+        node.args = (tuple(node.args[0][k] for k in kept),)  # type: ignore[index,call-overload]
+        gm.recompile()
+        gm.meta["envelope"] = env.replace(outputs=tuple(env.outputs[k] for k in kept))
+        self.outputs = [self.outputs[k] for k in kept]
 
 
 def _refuse_settings(changed: list[tuple[str, str, Any, Any]]) -> None:
@@ -249,12 +339,17 @@ def _assembled(
     assert gm is not None
     torch_env: Envelope = gm.meta["envelope"]
     try:
-        with torch.no_grad():
+        with captured.grad_mode():
             env, own = aot_autograd.whole_graph(gm, captured.inputs, captured.options)
     except Unsupported as error:
         raise _refused(error) from error
     sources, weights = _sources(captured, env, own, taken)
-    bound = _check_dims(torch_env, env, captured.inputs, taken, dims)
+    numbers = {
+        str(desc.spec): what for desc, (kind, what) in zip(env.inputs, sources, strict=True) if kind == "number"
+    }
+    bound, needs = _check_dims(torch_env, captured.inputs, taken, dims, set(numbers))
+    if numbers:
+        env, needs = _settled(env, needs, set(numbers), options)
     rows = iter(dims)
     inputs = []
     for name, leaf in zip(names, taken, strict=True):
@@ -274,6 +369,7 @@ def _assembled(
     contract = Contract(
         tuple(positional), tuple(keywords), takes, tuple(inputs), gives, tuple(results), tuple(used), tuple(sources),
         bound, tuple(sources[index][1] for index, _ in env.mutations if sources[index][0] == "argument"),
+        tuple((text, _readable(text, numbers)) for text in needs),
     )  # fmt: skip
     return Exported(env, contract, weights, options)
 
@@ -283,10 +379,7 @@ def _sources(
 ) -> tuple[list[tuple[str, Any]], dict[str, torch.Tensor]]:
     """Where each input of the graph comes from, and the tensors that do not come with a call, by qualified name."""
     known = {id(leaf): at for at, leaf in enumerate(taken) if isinstance(leaf, torch.Tensor)}
-    named: dict[int, str] = {}
-    if isinstance(captured.model, torch.nn.Module):
-        for name, tensor in (*captured.model.named_parameters(), *captured.model.named_buffers()):
-            named.setdefault(id(tensor), name)
+    by_path = {desc.source: value for desc, value in zip(env.inputs, captured.inputs, strict=False)}
     sources: list[tuple[str, Any]] = []
     weights: dict[str, torch.Tensor] = {}
     for at, desc in enumerate(env.inputs):
@@ -295,14 +388,32 @@ def _sources(
             continue
         value = captured.inputs[at] if at < len(captured.inputs) else own[at]
         if not isinstance(value, torch.Tensor):
-            raise UserError(f"the model cannot be exported: it computes with the number {desc.source}, which changes")
+            sources.append(("number", _number(captured, desc.source, value, by_path, weights)))
+            continue
         if id(value) in known:
             sources.append(("argument", known[id(value)]))
             continue
-        name = named.get(id(value)) or _free_name(desc.source or desc.name, weights)
+        name = captured.names.get(id(value)) or _free_name(desc.source or desc.name, weights)
         weights[name] = value.detach()
         sources.append(("weight", name))
     return sources, weights
+
+
+def _number(
+    captured: _Capture, source: str | None, value: Any, by_path: Mapping[str | None, Any],
+    weights: dict[str, torch.Tensor],
+) -> str:  # fmt: skip
+    """The weight of no dimensions that holds a number which a step takes."""
+    number = number_named(source)
+    tensor = by_path.get(number.path)
+    if not isinstance(captured, _Step) or number.of_tensor and not isinstance(tensor, torch.Tensor):
+        raise UserError(f"the model cannot be exported: it computes with the number {source}, which changes")
+    if isinstance(tensor, torch.Tensor):
+        return captured.names.get(id(tensor)) or _free_name(number.path, {})
+    name = re.sub(r"\[(['\"]?)(.*?)\1\]", r".\2", number.path)
+    plain = number.value(value)
+    weights[name] = torch.tensor(plain, dtype=torch.float64 if isinstance(plain, float) else torch.int64)
+    return name
 
 
 def _free_name(text: str, taken: Mapping[str, Any]) -> str:
@@ -373,9 +484,9 @@ def _size(size: Any) -> int | str:
 
 
 def _check_dims(
-    torch_env: Envelope, env: Envelope, given: Sequence[Any], taken: list[Any], dims: list[dict[int, Dim]]
-) -> dict[str, str]:
-    """Which dimension each symbol of the graph is.
+    torch_env: Envelope, given: Sequence[Any], taken: list[Any], dims: list[dict[int, Dim]], numbers: Set[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Which dimension each symbol of the graph is, and what has to hold of the symbols that are ``numbers``.
 
     Raises:
         UserError: the program needs more of a dimension than ``dynamic_shapes`` says.
@@ -402,13 +513,17 @@ def _check_dims(
             if e.is_symbol:
                 replaced[e] = sizes[dim.name]
                 bound.setdefault(e.symbol_name, dim.name)
+    needs: list[str] = []
     if context is None:
-        return bound
+        return bound, needs
     for info in context:  # a symbol that was found equal to another one
         own = context.simplify(ex.symbol(info.name))
         if own in replaced:
             replaced.setdefault(ex.symbol(info.name), replaced[own])
     for guard in context.guards:
+        if _is_of(guard.expr, numbers):
+            needs.append(to_python(guard.expr))
+            continue
         needed = ex.substitute(guard.expr, replaced)
         if known.statically_known(needed) is not True:
             raise UserError(
@@ -417,4 +532,38 @@ def _check_dims(
                 where=guard.where,
                 todo="Narrow the range, give dimensions that are equal one name, or leave the dimension out.",
             )
-    return bound
+    return bound, needs
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _is_of(expr: ex.Expr, numbers: Set[str]) -> bool:
+    return bool(expr.symbols) and all(symbol.symbol_name in numbers for symbol in expr.symbols)
+
+
+def _settled(env: Envelope, needs: list[str], numbers: Set[str], options: Options) -> tuple[Envelope, list[str]]:
+    """The graph as a file would give it back, and all that lowering it asks of ``numbers``, which each call checks.
+
+    What is known decides what else is asked: it is lowered until nothing is.
+    """
+    with compiling():
+        from prims.ir import from_json, to_json
+
+    text = to_json(env, indent=None)
+    for _ in range(8):
+        again = from_json(text, env.constants)
+        learn_needs(again, needs)
+        lower_for_devices(again, options, Report())
+        context = again.symbols.context
+        assert context is not None
+        asked = [to_python(guard.expr) for guard in context.guards if _is_of(guard.expr, numbers)]
+        if set(asked) <= set(needs):
+            break
+        needs = list(dict.fromkeys([*needs, *asked]))
+    return again, needs
+
+
+def _readable(text: str, numbers: Mapping[str, str]) -> str:
+    """A condition in the names of weights."""
+    return re.sub(r"fbits\((\w+)\)|\b(s\d+)\b", lambda found: numbers[found[1] or found[2]], text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,15 @@ from compile_api.deploy.contract import Contract, as_strides
 from prims.errors import StoredGraphError, UserError
 from prims.forking import compiling
 from prims.ir import Envelope
+from prims.ir.conditions import learn
 from prims.options import Options
 from prims.report import Report
+from prims.spec.expr import bits_of_float
+from prims.spec.exprtext import parse
 
 __all__ = [
-    "Exported", "Runner", "check_weight", "flat_inputs", "load_exported", "new_folder", "read_json", "write_back",
+    "Exported", "Runner", "check_weight", "flat_inputs", "learn_needs", "load_exported", "lower_for_devices",
+    "new_folder", "read_json", "write_back",
 ]  # fmt: skip
 
 #: ``(major, minor)`` of the folder's form.
@@ -60,19 +64,10 @@ class Exported:
         """What compiling it did."""
         return self._report
 
-    @compiling()
     def lowered(self) -> Envelope:
         """The graph in the prim dialect, for the devices that it is on."""
-        import inductor_gen
-        from prims.lower import UPDATES, lower
-        from prims.spec import TensorSpec
-
-        specs: list[Any] = [d.spec for d in self.envelope.inputs]
-        specs += [d.spec for d in self.envelope.outputs]
-        kinds = {s.device.type for s in specs if isinstance(s, TensorSpec)} or {"cpu"}
-        claims = frozenset({UPDATES}).union(*(inductor_gen.claims(kind) for kind in kinds))
-        with self._report.phase("lower"), self._for_all_sizes():
-            return lower(self.envelope, claims=claims, options=self.options, report=self._report)
+        with self._for_all_sizes():
+            return lower_for_devices(self.envelope, self.options, self._report)
 
     @compiling()
     def _compiled(self) -> Callable[..., Sequence[Any]]:
@@ -80,12 +75,28 @@ class Exported:
 
         env = self.lowered()
         with self._report.phase("codegen"), self._for_all_sizes():
-            return inductor_gen.compile_graph(env, options=self.options, report=self._report, in_place=True)
+            compiled = inductor_gen.compile_graph(env, options=self.options, report=self._report, in_place=True)
+        self._report.status("graph", "compiled")
+        return compiled
 
     def _for_all_sizes(self) -> AbstractContextManager[None]:
         """The contract is all that a caller is told about sizes: nothing else may be asked of them."""
         context = self.envelope.symbols.context
         return nullcontext() if context is None else context.for_all_sizes()
+
+    def refuse_numbers(self, form: str) -> None:
+        """Refuse a program whose graph takes numbers that change, which only Python computes with.
+
+        Raises:
+            UserError: it does.
+        """
+        numbers = [what for kind, what in self.contract.sources if kind == "number"]
+        if numbers:
+            raise UserError(
+                f"the program cannot be {form}: it computes with numbers that change from call to call ({numbers[0]}"
+                f"{f' and {len(numbers) - 1} more' if numbers[1:] else ''}), as training steps do",
+                todo="Exported.save() keeps it for use in Python.",
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program into a folder: ``contract.json``, ``graph.json``, ``weights.safetensors``.
@@ -111,6 +122,21 @@ class Exported:
         return f"Exported({len(self.envelope.op_nodes)} operators, {len(self.weights)} weights)"
 
 
+@compiling()
+def lower_for_devices(env: Envelope, options: Options, report: Report) -> Envelope:
+    """A graph in the prim dialect, for the devices that it is on."""
+    import inductor_gen
+    from prims.lower import UPDATES, lower
+    from prims.spec import TensorSpec
+
+    specs: list[Any] = [d.spec for d in env.inputs]
+    specs += [d.spec for d in env.outputs]
+    kinds = {s.device.type for s in specs if isinstance(s, TensorSpec)} or {"cpu"}
+    claims = frozenset({UPDATES}).union(*(inductor_gen.claims(kind) for kind in kinds))
+    with report.phase("lower"):
+        return lower(env, claims=claims, options=options, report=report)
+
+
 class Runner:
     """Calls a compiled graph as the contract says."""
 
@@ -126,10 +152,14 @@ class Runner:
         with torch.no_grad():
             given = flat_inputs(self.contract, weights, leaves)
             symbols = {
-                name: int(given[b.input_index].shape[b.dim]) for name, b in self.symbols.items() if b.dim is not None
+                name: int(given[b.input_index] if b.dim is None else given[b.input_index].shape[b.dim])
+                for name, b in self.symbols.items()
             }
-            specs = zip(given, self.specs, strict=True)
-            laid = [as_strides(x, [_number(s, symbols) for s in spec.strides]) for x, spec in specs]
+            self.contract.check_needs(symbols)
+            laid = [
+                as_strides(x, [_number(s, symbols) for s in spec.strides]) if isinstance(x, torch.Tensor) else x
+                for x, spec in zip(given, self.specs, strict=True)
+            ]
             outputs = list(self.compiled(*laid))
             write_back(given, outputs, self.mutations)
             return self.contract.result(outputs, given, laid, leaves)
@@ -142,14 +172,17 @@ def _number(size: Any, symbols: Mapping[str, int]) -> int:
     return size if e is None else int(e.evaluate(symbols))
 
 
-def flat_inputs(contract: Contract, weights: Mapping[str, torch.Tensor], leaves: Sequence[Any]) -> list[torch.Tensor]:
-    """The inputs of the graph."""
-    found = []
+def flat_inputs(contract: Contract, weights: Mapping[str, torch.Tensor], leaves: Sequence[Any]) -> list[Any]:
+    """The inputs of the graph; of a number a float's bits, or the integer."""
+    found: list[Any] = []
     for kind, what in contract.sources:
         if kind == "argument":
             found.append(leaves[what])
         elif kind == "weight":
             found.append(weights[what])
+        elif kind == "number":
+            number = weights[what].item()
+            found.append(bits_of_float(number) if isinstance(number, float) else int(number))
         else:
             found.append(torch.empty((), dtype=torch.int64, device=what).random_())
     return found
@@ -182,8 +215,25 @@ def load_exported(path: str | os.PathLike[str], *, options: Mapping[str, Any] | 
     found = read_tensors(folder / "weights.safetensors")
     weights = {name: w.to(devices.get(name, w.device)) for name, w in found.items()}
     check_sources(contract, env, weights)
+    learn_needs(env, [text for text, _ in contract.needs])
     chosen = make_options(fullgraph=False, dynamic=None, mode=None, options=options)
     return Exported(env, contract, weights, chosen)
+
+
+def learn_needs(env: Envelope, needs: Iterable[str]) -> None:
+    """What each call checks of its numbers is known while a program is compiled.
+
+    Raises:
+        StoredGraphError: a text is no condition on the graph's numbers.
+    """
+    known = set(env.symbols.names())
+    try:
+        unknown = [text for text in needs if not {e.symbol_name for e in parse(text).symbols} <= known]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise StoredGraphError("FILE-C2", f"a condition of the contract: {error}") from error
+    if unknown:
+        raise StoredGraphError("FILE-C2", f"the contract needs {unknown[0][:80]!r} of numbers that the graph lacks")
+    learn(env, needs)
 
 
 def check_sources(contract: Contract, env: Envelope, weights: Mapping[str, torch.Tensor]) -> None:
@@ -201,6 +251,9 @@ def check_sources(contract: Contract, env: Envelope, weights: Mapping[str, torch
             check_weight(what, weights.get(what), desc.spec.dtype, list(desc.spec.shape))
         elif kind == "argument" and not (type(what) is int and 0 <= what < len(contract.inputs)):
             raise StoredGraphError("FILE-C2", f"an input of the graph is argument {what!r}")
+        elif kind == "number":
+            if what not in weights or weights[what].dim():
+                raise StoredGraphError("FILE-C2", f"an input of the graph is the number {what!r}, which is no weight")
         elif kind not in ("weight", "argument", "seed"):
             raise StoredGraphError("FILE-C2", f"an input of the graph comes from {kind!r}")
 

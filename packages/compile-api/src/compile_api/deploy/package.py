@@ -47,6 +47,7 @@ def package(exported: Exported, path: str | os.PathLike[str]) -> Path:
 
     if not isinstance(exported, Exported):
         raise UserError(f"package() got a {type(exported).__name__}", todo="Give what compile_api.export() returns.")
+    exported.refuse_numbers("packaged")
     if any(kind == "seed" for kind, _ in exported.contract.sources):
         raise UserError(
             "the program draws random numbers, which a package cannot repeat",

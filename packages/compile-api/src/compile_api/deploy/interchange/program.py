@@ -109,6 +109,7 @@ def program_of(exported: Exported, takes: Mapping[str, Callable[[torch.fx.Node],
     """
     if not isinstance(exported, Exported):
         raise UserError(f"got a {type(exported).__name__}", todo="Give what compile_api.export() returns.")
+    exported.refuse_numbers(f"written as {target}")
     contract, env = exported.contract, exported.envelope
     calls: dict[str, list[torch.fx.Node]] = {}
     for node in env.op_nodes:

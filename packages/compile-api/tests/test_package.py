@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from compile_api import export, load_package, package
+from compile_api.deploy.package import _Tensor as Tensor
 from prims.errors import CompileWarning, InvalidData, StoredGraphError, UserError
 from prims.ir.tensors import read_tensors, write_tensors
 
@@ -110,6 +112,29 @@ def test_threads_at_once(packaged):
 def test_errors_of_calls_are_texts(packaged, inputs, words):
     _, said, code = run_client(packaged[0], inputs)
     assert code == 4 and all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("missing", ["inputs", "sizes", "data"])
+def test_inputs_that_are_not_there_are_named(packaged, missing):
+    package = load_package(packaged[0])
+    sizes = (ctypes.c_int64 * 2)(4, 64)
+    data = torch.ones(4, 64)
+    given = (Tensor * 1)((data.data_ptr(), 6, 2, sizes, None))
+    if missing == "sizes":
+        given[0].sizes = None
+    elif missing == "data":
+        given[0].data = None
+    error, result = ctypes.c_void_p(), ctypes.c_void_p()
+    at = None if missing == "inputs" else given
+    assert package._library.quintet_model_run(package._model, at, 1, ctypes.byref(result), ctypes.byref(error))
+    words = {"inputs": "there are no inputs at the place", "sizes": "the input input has no sizes", "data": "has no data"}
+    assert words[missing] in package._taken(error) and not result.value
+
+
+def test_files_of_a_package_are_read_by_the_same_people(packaged):
+    names = ("contract.json", "graph.json", "weights.safetensors")
+    modes = {name: (packaged[0] / name).stat().st_mode & 0o777 for name in names}
+    assert len(set(modes.values())) == 1, modes
 
 
 def test_errors_of_weights_are_texts(packaged, tmp_path):

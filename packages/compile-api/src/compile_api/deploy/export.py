@@ -7,9 +7,12 @@ where; nothing is computed and nothing of the model changes.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import re
+import textwrap
+import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -28,6 +31,7 @@ from prims.ir import Envelope
 from prims.ir.symbols import expr_of
 from prims.options import Options
 from prims.report import Report
+from prims.source import SourceLoc
 from prims.spec import SymbolContext, TensorSpec
 from prims.spec import expr as ex
 from prims.spec.exprtext import to_python
@@ -195,7 +199,7 @@ class _Capture:
             raise _refused(error) from error
         finally:
             changed = [
-                (path, name, old, new) for path, m in modules.items() for name, old, new in _put_back(m, before[path])
+                (m, path, *row) for path, m in modules.items() for row in _put_back(m, before[path])
             ]
         if self.graph is None:
             reason = report.verdict.removeprefix("eager: ")
@@ -268,8 +272,8 @@ class _Step(_Capture):
         self.outputs = [self.outputs[k] for k in kept]
 
 
-def _refuse_settings(changed: list[tuple[str, str, Any, Any]]) -> None:
-    for path, name, old, new in changed:
+def _refuse_settings(changed: list[tuple[torch.nn.Module, str, str, Any, Any]]) -> None:
+    for module, path, name, old, new in changed:
         full = f"{path}.{name}" if path else name
         todo = "Pass the value as an argument and return the new one, or write into a registered buffer."
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
@@ -277,8 +281,27 @@ def _refuse_settings(changed: list[tuple[str, str, Any, Any]]) -> None:
         raise UserError(
             f"the model cannot be exported: running it sets its attribute {full!r}, which an exported program does not "
             "have",
-            todo=todo,
-        )
+            where=_setting(type(module), name), todo=todo,
+        )  # fmt: skip
+
+
+def _setting(kind: type, name: str) -> SourceLoc | None:
+    """The first line that sets an attribute of ``self`` in the methods of a class, but for ``__init__``."""
+    for owner in kind.__mro__:
+        for method, function in vars(owner).items():
+            if not isinstance(function, types.FunctionType) or method == "__init__":
+                continue
+            try:
+                lines, first = inspect.getsourcelines(function)
+                tree = ast.parse(textwrap.dedent("".join(lines)))
+            except (OSError, TypeError, SyntaxError):
+                continue
+            for node in ast.walk(tree):
+                if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del))):
+                    continue
+                if node.attr == name and isinstance(node.value, ast.Name) and node.value.id == "self":
+                    return SourceLoc(function.__code__.co_filename, first + node.lineno - 1, method)
+    return None
 
 
 def _refused(error: Unsupported) -> UserError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -113,6 +114,7 @@ class Exported:
         (folder / "contract.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
         save(self.envelope, folder / "graph.json")
         write_tensors(self.weights, folder / "weights.safetensors")
+        shutil.copymode(folder / "contract.json", folder / "weights.safetensors")  # who may read one may read all
 
     def __str__(self) -> str:
         count = sum(w.numel() for w in self.weights.values())

@@ -284,8 +284,12 @@ static int qr_weights(const char* path, const qr_weight* weights, int64_t count,
 
 static int qr_check(const qr_input* inputs, int64_t count, const qr_dim* dims, int64_t* values, int64_t ndims,
                     const quintet_tensor* given, int64_t number, char** error) {
-    if (number != count || (count && !given)) {
+    if (number != count) {
         qr_fail(error, "the program takes %lld inputs and was given %lld", (long long)count, (long long)number);
+        return -1;
+    }
+    if (count && !given) {
+        qr_fail(error, "there are no inputs at the place that was given for %lld", (long long)count);
         return -1;
     }
     for (int64_t k = 0; k < ndims; k++) values[k] = -1;
@@ -296,8 +300,12 @@ static int qr_check(const qr_input* inputs, int64_t count, const qr_dim* dims, i
             qr_fail(error, "the input %s has dtype %s, expected %s", want->name, qr_dtype(x->dtype), qr_dtype(want->dtype));
             return -1;
         }
-        if (x->ndim != want->ndim || (x->ndim && !x->sizes)) {
+        if (x->ndim != want->ndim) {
             qr_fail(error, "the input %s has %d dimensions, expected %d", want->name, (int)x->ndim, (int)want->ndim);
+            return -1;
+        }
+        if (x->ndim && !x->sizes) {
+            qr_fail(error, "the input %s has no sizes", want->name);
             return -1;
         }
         int64_t number_of = 1;

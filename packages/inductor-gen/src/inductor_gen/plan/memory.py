@@ -465,7 +465,7 @@ def _verify_apart(
 def _shares(plan: MemoryPlan, node: Node, hint: Hint, sharing: Sharing) -> bool:
     """Does a result hold more than its own bytes?"""
     piece, offset = plan.place[node]
-    size = hint(sharing.size(node))
+    size = max(hint(sharing.size(node)), 0)  # the extent of what turns out empty is negative
     return piece.own and not (node in sharing.hidden and size <= sharing.small) and (offset, piece.reach) != (0, size)
 
 

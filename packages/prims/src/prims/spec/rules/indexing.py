@@ -126,7 +126,9 @@ def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *,
 @meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(x: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
     _positions(index)
-    _check_along(x, dim, index)
+    d = wrap_dim(dim, x.ndim)
+    if all(layout.is_surely_less(0, size) for k, size in enumerate(x.shape) if k != d):  # eager looks at what it fills
+        _check_along(x, dim, index)
     if isinstance(value, TensorSpec) and value.ndim:
         raise RuntimeError(f"index_fill_ only supports a 0-dimensional value tensor, not one of {list(value.shape)}")
     return with_format(x, None, x.dtype, x.device)
@@ -194,6 +196,7 @@ def index_select(x: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
         raise IndexError("index_select(): Index is supposed to be a vector")
     if not x.shape:
         return TensorSpec((), x.dtype, x.device)
+    _check_reached(x.shape[d], index)
     return TensorSpec((*x.shape[:d], numel(index.shape), *x.shape[d + 1 :]), x.dtype, x.device)
 
 
@@ -239,6 +242,8 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     given = [d for d, i in enumerate(indices) if i is not None]
     if not given:
         return with_format(x, None, x.dtype, x.device)
+    for d in given:
+        _check_reached(x.shape[d], indices[d])  # type: ignore[arg-type]
     common = broadcast_shapes([i.shape for i in indices if i is not None])
     dims = list(range(x.ndim))
     adjacent = given == list(range(given[0], given[-1] + 1))
@@ -288,6 +293,7 @@ def embedding(weight: TensorSpec, indices: TensorSpec, *args: Any, **kwargs: Any
     _positions(indices, torch.int32)
     if weight.ndim != 2:
         raise RuntimeError("'weight' must be 2-D")
+    _check_reached(weight.shape[0], indices)
     return TensorSpec((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 

@@ -336,6 +336,53 @@ def test_a_schedule_inside() -> None:
     refused(step, model, optimizer, "cannot be exported")
 
 
+COUNTED = 0
+
+
+@pytest.mark.parametrize("what", ["count", "losses", "trainer.steps", "COUNTED"])
+def test_what_a_step_counts_is_refused_and_not_counted(what: str) -> None:
+    model, optimizer, plain = begun(OPTIMIZERS["adamw"])
+    count, losses, trainer = 0, [1.0], Trainer()
+    trainer.steps = 0
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        global COUNTED
+        if what == "count":
+            count += 1
+        elif what == "losses":
+            losses.append(2.0)
+        elif what == "trainer.steps":
+            trainer.steps += 1
+        else:
+            COUNTED += 1
+        return plain(x, y)
+
+    refused(step, model, optimizer, f"running it changes {what}")
+    assert (count, losses, trainer.steps, COUNTED) == (0, [1.0], 0, 0)
+
+
+def test_numbers_in_tensors_are_state() -> None:
+    """Of an average of the weights, and a count."""
+    model, _, plain = begun(OPTIMIZERS["adamw"])
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+    count = torch.zeros((), dtype=torch.int64)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = plain(x, y)
+        with torch.no_grad():
+            count.add_(1)
+            for name, p in model.named_parameters():
+                average[name].lerp_(p, 0.1)
+        return loss
+
+    program = compile_api.export(step, next(batches(1)), training=True)
+    for x, y in batches(4):
+        torch.testing.assert_close(program(x, y), step(x, y), rtol=1e-4, atol=1e-5)
+    assert program.weights["count"].item() == count.item() == 4
+    torch.testing.assert_close(program.weights["average.0.weight"], average["0.weight"], rtol=1e-4, atol=1e-5)
+
+
 def test_a_break_names_its_line() -> None:
     model, optimizer, _ = begun(OPTIMIZERS["adamw"])
 

@@ -213,6 +213,14 @@ class SideEffects:
         owners = {id(owner): owner for owner, _ in self._attributes.values()}
         return [*self._mutated.values(), *owners.values()]
 
+    def written(self) -> list[str]:
+        """What of the program's the region changes, beside tensors: where it lies."""
+        found = [str(value.source) for value in self._mutated.values()]
+        owned: list[tuple[Value, str]] = [*self._attributes.values()]
+        owned += [(owner, name) for owner, name, _ in self._of_fixed.values()]
+        found += [f"{owner.source or type(getattr(owner, 'obj', owner)).__name__}.{name}" for owner, name in owned]
+        return found + [name for _, name, _ in self._globals.values()]
+
     def roots(self) -> list[Value]:
         """The values that replaying needs, besides what they contain."""
         values: list[Value] = list(self._mutated.values())

@@ -501,6 +501,8 @@ def _graph_module(tx: Capture, outputs: list[Any], name: str) -> torch.fx.GraphM
         symbols=SymbolTable.from_inputs(inputs, tx.symbols),
     )
     gm.meta["name"] = name
+    if tx.request.exporting:
+        gm.meta["writes"] = tuple(tx.side.written())
     return gm
 
 

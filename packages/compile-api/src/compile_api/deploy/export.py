@@ -168,6 +168,10 @@ class _Capture:
         """How gradients are set while it runs."""
         return torch.no_grad()
 
+    def refusal(self, writes: Sequence[str]) -> UserError | None:
+        """Why what it changes beside tensors prevents the export; None where it is done once, while exporting."""
+        return None
+
     def run(self, args: Any, kwargs: Any) -> Any:
         """The model's result, with stand-ins for what the graph computes.
 
@@ -184,7 +188,14 @@ class _Capture:
             self.graph, self.inputs = gm, list(inputs)
             env: Envelope = gm.meta["envelope"]
             self.outputs = [_stand_in(desc.spec) for desc in env.outputs]
-            return lambda *_: list(self.outputs)
+            refusal = self.refusal(gm.meta.get("writes", ()))
+
+            def stand_ins(*_: Any) -> list[Any]:
+                if refusal is not None:
+                    raise refusal  # before anything of it is written
+                return list(self.outputs)
+
+            return stand_ins
 
         modules = self.modules()
         before = {name: _state(m) for name, m in modules.items()}
@@ -224,6 +235,18 @@ class _Step(_Capture):
 
     def grad_mode(self) -> Any:
         return torch.enable_grad()
+
+    def refusal(self, writes: Sequence[str]) -> UserError | None:
+        """A step that counts, or keeps a list of its losses, would do that no more. What it sets on its optimizers and
+        modules is looked at when it has run."""
+        known = "|".join(map(re.escape, (*self.state.optimizers, *self.state.modules)))
+        writes = [text for text in writes if not known or not re.search(rf"(^|\.)({known})([.\[]|$)", text)]
+        if not writes:
+            return None
+        return UserError(
+            f"the step cannot be exported: running it changes {writes[0]}, which an exported program does not have",
+            todo="Leave that to the loop around the step, or keep the number in a tensor that the step writes.",
+        )
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """As :meth:`_Capture.run`. Parameters have gradients of zeros meanwhile: of a step that takes them away first

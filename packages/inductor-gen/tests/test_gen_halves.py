@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gen_support import OPTIONS, build, compile_fn
+from gen_support import OPTIONS, build, check, compile_fn
 
 import inductor_gen
 from prims.report import Report
@@ -71,6 +71,36 @@ def test_what_is_stored_is_rounded_once(dtype: torch.dtype) -> None:
     (got,) = inductor_gen.compile_graph(program, options=OPTIONS, report=report)(x)
     torch.testing.assert_close(got, x.float().exp().to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
     (kernel,) = report.kernels
-    stored = next(line for line in kernel.source.splitlines() if line.strip().startswith("out0["))
+    stored = next(line for line in kernel.source.splitlines() if line.strip().startswith(("out0[", "m0_[")))
     rounded = next(line for line in kernel.source.splitlines() if "q_round_" in line).split("=")[0].split()[-1]
     assert rounded not in stored, kernel.source
+
+
+ROWS = {
+    "pointwise": lambda p, a, b: p.mul(p.add(a, b), b),
+    "two results": lambda p, a, b: (p.mul(a, b), p.sub(a, b)),
+    "moved and computed": lambda p, a, b: (p.where(p.gt(a, b), a, b), p.exp(a)),
+    "into float32": lambda p, a, b: p.convert(p.add(a, b), torch.float32),
+    "sum of each": lambda p, a, b: p.sum(p.convert(p.mul(a, b), torch.float32), (1,)),
+    "sum of columns": lambda p, a, b: p.sum(p.convert(p.mul(a, b), torch.float32), (0,)),
+    "turned": lambda p, a, b: p.add(p.permute(p.permute(a, (1, 0)), (1, 0)), p.flip(b, (1,))),
+    "less its greatest": lambda p, a, b: p.sub(a, p.broadcast(p.amax(b, (1,)), tuple(a.shape), (0,))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [1, 7, 31, 32, 33, 255, 256, 257, 515])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_converted_at_once(name: str, columns: int) -> None:
+    """A row, and what is left of one; what is next to it stays as it is."""
+    torch.manual_seed(columns)
+    x, y = torch.randn(3, columns).half(), torch.randn(3, columns).half()
+    case = check(ROWS[name], [x, y], tol=2e-3)
+    text = "".join(kernel.source for kernel in case.report.kernels)
+    one_by_one = columns < 32 and name not in ("pointwise", "two results", "moved and computed", "into float32")
+    assert ("q_row_from_f16" in text) or one_by_one or 3 * columns < 32 or name in ("sum of columns", "turned"), text
+
+
+def test_what_is_only_moved_is_not_converted() -> None:
+    x = torch.randn(64, 64).half()
+    case = check(lambda p, a: p.permute(p.concat((a, a), 0), (1, 0)), [x])
+    assert "q_row_" not in "".join(kernel.source for kernel in case.report.kernels)

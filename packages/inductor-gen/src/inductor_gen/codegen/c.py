@@ -29,7 +29,19 @@ import torch
 
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.creduce import TILE, Stage
-from inductor_gen.codegen.pieces import Emit, Seam, draws, in_pieces, in_runs, in_stretches, masked, run_along, seams
+from inductor_gen.codegen.pieces import (
+    Emit,
+    Seam,
+    draws,
+    halves,
+    in_pieces,
+    in_rows,
+    in_runs,
+    in_stretches,
+    masked,
+    run_along,
+    seams,
+)
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.turned import LINE, across, allocate, bring, crowds, strips, turn, turned
@@ -357,15 +369,21 @@ class _Kernel:
         over stretches for which random numbers are made before."""
         long = self._extent([loop]) >= CUT
         found = seams(self.body, vals, loop) if long else []
-        drawn = draws(self.body, vals, loop) if long else []
-        if drawn:
-            emit = in_stretches(self, drawn, loop, emit)
+        stretched = self._stretched(vals, loop, emit) if long else None
+        emit = stretched or emit
         places = [v.at for v in vals if v.at is not None] + [s.at for s in self.body.stores]
-        run = run_along(self.body, places, loop, self.hint) if long and not drawn else None
+        run = run_along(self.body, places, loop, self.hint) if long and not stretched else None
         if run is None:
             in_pieces(self, found, start, stop, emit)
         else:
             in_runs(self, run, loop, lambda first, last: in_pieces(self, found, first, last, emit))(start, stop)
+
+    def _stretched(self, vals: Sequence[Val], loop: Expr, emit: Emit) -> Emit | None:
+        """The loop over stretches of another for which something is made at once, if there is anything."""
+        if drawn := draws(self.body, vals, loop):
+            return in_stretches(self, drawn, loop, emit)
+        found = halves(self.body, vals, loop)
+        return in_rows(self, found, loop, emit) if found[0] or found[1] else None
 
     def store(self, s: Store) -> None:
         self.w.line(self.names.store(s, rounds=s.value.id in self.fresh))
@@ -391,7 +409,8 @@ class _Kernel:
         self._around(around, 0 if inside else self._collapsed(around), done, rows)
         # The compiler knows what fills memory fastest.
         one_by_one = self.scalar or all(v.op == "const" for v in self.body.vals)
-        if inside and strip is None and draws(self.body, [v for v in self.body.vals if v.id not in done], lane):
+        left = [v for v in self.body.vals if v.id not in done]
+        if inside and strip is None and self._stretched(left, lane, lambda *_: None):
             self.w.line(self._team(1))
             self._lanes(lane, done, one_by_one, whole=True)
             self.w.close(len(around))
@@ -453,7 +472,9 @@ class _Kernel:
 
         left = [v for v in self.body.vals if v.id not in done]
         if whole:
-            in_stretches(self, draws(self.body, left, lane), lane, emit)("0", self.names.extent(lane))
+            stretched = self._stretched(left, lane, emit)
+            assert stretched is not None
+            stretched("0", self.names.extent(lane))
             return
         inside = [] if one_by_one else self._inside(left, done)
         if not inside:

@@ -61,6 +61,8 @@ class Names:
         self._vals: dict[int, str] = {}
         #: Where the random words of values stand that are made before a stretch of their loop.
         self.words: dict[int, str] = {}
+        self.rows: dict[int, str] = {}  # loads whose elements were converted before, by number: where they are
+        self.made: dict[int, str] = {}  # stores whose elements are converted behind, by identity: where they go
         #: Quotients and remainders whose values a loop around knows.
         self.known: dict[Expr, str] = {}
         #: Where elements stand that were brought elsewhere before they are loaded.
@@ -218,6 +220,8 @@ class Names:
                 return self.place(v.at)  # type: ignore[arg-type]
             case "test":
                 return f"(({self.index(v.at)}) >= 0)"  # type: ignore[arg-type]
+            case "load" if v.id in self.rows:
+                return self.rows[v.id]
             case "load" | "bitcast" if v.id in self.bits:
                 return ROWS[v.dtype].reads.format(self.bits[v.id])
             case "load":
@@ -325,6 +329,8 @@ class Names:
                 return f"{target} = {self.bits[s.value.id]};"
             if rounds and s.value.op == "convert" and dtype in HALVES and s.value.args[0].dtype == torch.float32:
                 name = self.val(s.value.args[0])
+            if id(s) in self.made:
+                return f"{self.made[id(s)]} = {name};"
             return f"{target} = {self.stored(name, dtype)};"
         old = ROWS[dtype].reads.format(target)
         row = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}[s.mode]

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from inductor_gen.kernel.body import Body, Val, linear
+import torch
+
+from inductor_gen.kernel.body import Body, Store, Val, linear
 from inductor_gen.loops.index import ONE, ZERO, lift
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
@@ -15,13 +17,19 @@ from prims.spec.expr import Expr
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
 
-__all__ = ["Emit", "Seam", "draws", "in_pieces", "in_runs", "in_stretches", "masked", "run_along", "seams"]
+__all__ = [
+    "Emit", "Seam", "draws", "halves", "in_pieces", "in_rows", "in_runs", "in_stretches", "masked", "run_along",
+    "seams",
+]  # fmt: skip
 
 #: Kinds of pieces, and statements in all of them: each is compiled by itself.
 KINDS, STATEMENTS = 5, 256
 
 #: Steps of a run from which on it is worth a loop: a division of 64 bits takes as long as some of them, in every step.
 RUN = 8
+
+#: Steps of a stretch that halves are converted for at once: what is kept of some operands stays in the first cache.
+ROW = 256
 
 _DRAWN = ("random_uniform", "random_normal")
 
@@ -177,6 +185,63 @@ def in_stretches(kernel: _Kernel, drawn: Sequence[Val], loop: Expr, emit: Emit) 
         emit("r_", "t_")
         for v in drawn:
             del names.words[v.id]
+        w.close()
+
+    return over
+
+
+def halves(body: Body, vals: Sequence[Val], loop: Expr) -> tuple[list[Val], list[Store]]:
+    """Loads and stores of float16 in a loop that go through memory one by one: converted some at once, they take a
+    third of the time that they take in the loop, where a compiler calls a function for each vector.
+
+    A store of what was only moved is none, nor a load that is nothing else.
+    """
+    moved: set[int] = set()
+    for v in body.vals:
+        if v.dtype != torch.float16:
+            continue
+        if v.op in ("load", "bitcast", "const") or v.op == "where" and {a.id for a in v.args[1:]} <= moved:
+            moved.add(v.id)
+    stores = [s for s in body.stores if s.mode == "set" and s.value.dtype == torch.float16 and s.value.id not in moved]
+    stores = [s for s in stores if linear(body, s.at, loop) is ONE and _is_plain(body, s.at)]
+    read = {a.id for v in body.vals for a in v.args}
+    loads = [
+        v for v in vals
+        if v.op == "load" and v.dtype == torch.float16 and not v.args and v.id in read and v.at is not None
+        and linear(body, v.at, loop) is ONE and _is_plain(body, v.at)
+    ]  # fmt: skip
+    return loads, stores
+
+
+def _is_plain(body: Body, at: Expr) -> bool:
+    return not any(s in body.atoms for s in at.symbols)
+
+
+def in_rows(kernel: _Kernel, found: tuple[Sequence[Val], Sequence[Store]], loop: Expr, emit: Emit) -> Emit:
+    """A loop whose halves are converted before and behind each stretch of it."""
+    loads, stores = found
+
+    def place(at: Expr) -> str:
+        return kernel.names.index(ex.sub(at, loop))
+
+    def over(start: str, stop: str) -> None:
+        w, names = kernel.w, kernel.names
+        w.open(f"for (int64_t r_ = {start}; r_ < {stop}; r_ += {ROW})")
+        w.line(f"const int64_t t_ = {stop} - r_ < {ROW} ? {stop} : r_ + {ROW};")
+        step = f"[{names.var(loop)} - r_]"
+        for n, v in enumerate(loads):
+            w.line(f"float h{n}_[{ROW}];")
+            w.line(f"q_row_from_f16(h{n}_, {names.pointer(v.attr)} + ({place(v.at)}) + r_, t_ - r_);")  # type: ignore[arg-type]
+            names.rows[v.id] = f"h{n}_{step}"
+        for n, s in enumerate(stores):
+            w.line(f"float m{n}_[{ROW}];")
+            names.made[id(s)] = f"m{n}_{step}"
+        emit("r_", "t_")
+        for n, s in enumerate(stores):
+            w.line(f"q_row_to_f16({names.pointer(s.buffer)} + ({place(s.at)}) + r_, m{n}_, t_ - r_);")
+            del names.made[id(s)]
+        for v in loads:
+            del names.rows[v.id]
         w.close()
 
     return over

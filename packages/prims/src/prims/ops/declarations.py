@@ -54,9 +54,9 @@ _TYPES = [
 
 #: What stands before a bracket or in capitals, and is no name of a header's.
 _LANGUAGE = frozenset(
-    "alias char collapse const default defined double float for if inline int int64_t long optimize private reduction "
-    "return schedule shared short signed sizeof static switch typeof uint64_t unsigned vector_size visibility void "
-    "while CPU GCC GPU KERNEL".split()
+    "alias aligned char collapse const default defined double float for if inline int int64_t long optimize private "
+    "reduction return schedule shared short signed sizeof static switch typeof uint64_t unsigned vector_size "
+    "visibility void while CPU GCC GPU KERNEL".split()
 )
 _OURS = re.compile(r"(q[a-z]?|k|quintet|omp)_|QL_|_[_A-Z]")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"[^\"\n]*\"", re.DOTALL)

@@ -484,6 +484,32 @@ _c_half("q_to_f16", _F16_TO, "uint16_t q_to_f16(float x)",
   const int32_t r = subnormal > normal ? subnormal : normal;
   const int32_t nan = (0x7f800000 - a) >> 31 & ((a >> 13 & 0x3ff) | ((a & 0x1fff) + 0x1fff) >> 13 << 9);
   return (uint16_t)(r | nan | (u >> 16 & 0x8000));""")  # fmt: skip
+# Some elements in a row at once, by the processor's own instructions: of as many as fill its vectors.
+_F16_ROWS = """
+#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX2__) && defined(__F16C__)
+#ifdef __AVX512F__
+  typedef float q_many __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef short q_narrow __attribute__((vector_size(32), aligned(2), may_alias));
+  for (; i + 16 <= n; i += 16) *(TO*)(to + i) = (TO)BY512;
+#else
+  typedef float q_many __attribute__((vector_size(32), aligned(4), may_alias));
+  typedef short q_narrow __attribute__((vector_size(16), aligned(2), may_alias));
+  for (; i + 8 <= n; i += 8) *(TO*)(to + i) = (TO)BY256;
+#endif
+#endif""".strip("\n")
+for _name, _from, _to, _type, _by512, _by256 in (
+    ("from", "uint16_t", "float", "q_many", "__builtin_ia32_vcvtph2ps512_mask(*(const q_narrow*)(from + i), (q_many){0}, -1, 4)",
+     "__builtin_ia32_vcvtph2ps256(*(const q_narrow*)(from + i))"),
+    ("to", "float", "uint16_t", "q_narrow", "__builtin_ia32_vcvtps2ph512_mask(*(const q_many*)(from + i), 0, (q_narrow){0}, -1)",
+     "__builtin_ia32_vcvtps2ph256(*(const q_many*)(from + i), 0)"),
+):  # fmt: skip
+    _body = _F16_ROWS.replace("TO", _type).replace("BY512", _by512).replace("BY256", _by256)
+    _c(f"q_row_{_name}_f16", f"""
+static inline void q_row_{_name}_f16({_to}* restrict to, const {_from}* restrict from, int64_t n) {{
+  int64_t i = 0;
+{_body}
+  for (; i < n; i++) to[i] = q_{_name}_f16(from[i]);
+}}""")
 _c("q_round_f16", """
 static inline float q_round_f16(float x) { return q_from_f16(q_to_f16(x)); }""")
 

@@ -498,9 +498,11 @@ _F16_ROWS = """
 #endif
 #endif""".strip("\n")
 for _name, _from, _to, _type, _by512, _by256 in (
-    ("from", "uint16_t", "float", "q_many", "__builtin_ia32_vcvtph2ps512_mask(*(const q_narrow*)(from + i), (q_many){0}, -1, 4)",
+    ("from", "uint16_t", "float", "q_many",
+     "__builtin_ia32_vcvtph2ps512_mask(*(const q_narrow*)(from + i), (q_many){0}, -1, 4)",
      "__builtin_ia32_vcvtph2ps256(*(const q_narrow*)(from + i))"),
-    ("to", "float", "uint16_t", "q_narrow", "__builtin_ia32_vcvtps2ph512_mask(*(const q_many*)(from + i), 0, (q_narrow){0}, -1)",
+    ("to", "float", "uint16_t", "q_narrow",
+     "__builtin_ia32_vcvtps2ph512_mask(*(const q_many*)(from + i), 0, (q_narrow){0}, -1)",
      "__builtin_ia32_vcvtps2ph256(*(const q_many*)(from + i), 0)"),
 ):  # fmt: skip
     _body = _F16_ROWS.replace("TO", _type).replace("BY512", _by512).replace("BY256", _by256)

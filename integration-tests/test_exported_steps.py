@@ -239,7 +239,8 @@ def test_a_method_that_takes_gradients_away_at_its_end() -> None:
     program = compile_api.export(trainer.step, next(batches(1)), training=True)
     for x, y in batches(4):
         torch.testing.assert_close(program(x, y), trainer.step(x, y), rtol=1e-4, atol=1e-5)
-    assert "0.weight" in program.weights and all(p.grad is None for p in trainer.model.parameters())
+    assert {"0.weight", "optimizer.param_groups.0.lr", "optimizer.state.0.weight.exp_avg"} <= program.weights.keys()
+    assert all(p.grad is None for p in trainer.model.parameters())
 
 
 def test_tied_weights_have_one_name() -> None:
@@ -263,6 +264,37 @@ def test_tied_weights_have_one_name() -> None:
     assert "2.weight" not in program.weights
     missing = model.load_state_dict(program.weights, strict=False).missing_keys
     assert missing == ["2.weight"] and model[2].weight is model[0].weight
+
+
+class Hidden:
+    """Parameters that no name of a step's leads to."""
+
+    def __init__(self) -> None:
+        self.parts = {"first": torch.zeros(8, 3).requires_grad_(), "second": torch.zeros(8, 3).requires_grad_()}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.parts["first"] + (x * 2).tanh() @ self.parts["second"]
+
+
+def test_parameters_without_names_are_told_apart() -> None:
+    model, itself = Hidden(), []
+    itself.append(itself)
+    optimizer = torch.optim.Adam(model.parts.values(), lr=0.01)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert itself
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step(*next(batches(1)))
+    program = compile_api.export(step, next(batches(1)), training=True)
+    for x, y in batches(4):
+        torch.testing.assert_close(program(x, y), step(x, y), rtol=1e-4, atol=1e-5)
+    for k, value in enumerate(model.parts.values()):
+        torch.testing.assert_close(program.weights[f"optimizer.param_groups.0.params.{k}"], value.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_frozen_parameters_and_autocast() -> None:

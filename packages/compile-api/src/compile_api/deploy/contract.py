@@ -156,19 +156,6 @@ class Contract:
                         todo="Pass a copy of one of them.",
                     )
 
-    def check_needs(self, symbols: Mapping[str, int]) -> None:
-        """Check a call's numbers against what the program was captured for.
-
-        Raises:
-            UserError: one has become another than it may.
-        """
-        for text, readable in self.needs:
-            if not parse(text).evaluate(symbols):
-                raise UserError(
-                    f"a number of the program has become another than it was exported for: it needs {readable[:300]}",
-                    todo="Export the step again with the values that its weights have now.",
-                )
-
     def sizes(self, leaves: Sequence[Any]) -> dict[str, int]:
         """The value of each dimension in a call.
 

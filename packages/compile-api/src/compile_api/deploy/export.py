@@ -456,7 +456,7 @@ def _number(
         raise UserError(f"the model cannot be exported: it computes with the number {source}, which changes")
     if isinstance(tensor, torch.Tensor):
         return captured.names.get(id(tensor)) or _free_name(number.path, {})
-    name = re.sub(r"\[(['\"]?)(.*?)\1\]", r".\2", number.path)
+    name = re.sub(r"\[(['\"]?)(.*?)\1\]", r".\2", number.path.removeprefix("self."))
     plain = number.value(value)
     weights[name] = torch.tensor(plain, dtype=torch.float64 if isinstance(plain, float) else torch.int64)
     return name

@@ -147,6 +147,7 @@ class Runner:
         self.specs: list[Any] = [desc.spec for desc in env.inputs]
         self.mutations = [tuple(mutation) for mutation in env.mutations]
         self.symbols = {e.name: e.binding for e in env.symbols if e.binding is not None}
+        self.needs = [(parse(text), readable) for text, readable in contract.needs]
         self.compiled = compiled
 
     def __call__(self, weights: Mapping[str, torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -157,7 +158,7 @@ class Runner:
                 name: int(given[b.input_index] if b.dim is None else given[b.input_index].shape[b.dim])
                 for name, b in self.symbols.items()
             }
-            self.contract.check_needs(symbols)
+            self._check_needs(symbols)
             laid = [
                 as_strides(x, [_number(s, symbols) for s in spec.strides]) if isinstance(x, torch.Tensor) else x
                 for x, spec in zip(given, self.specs, strict=True)
@@ -165,6 +166,15 @@ class Runner:
             outputs = list(self.compiled(*laid))
             write_back(given, outputs, self.mutations)
             return self.contract.result(outputs, given, laid, leaves)
+
+    def _check_needs(self, symbols: Mapping[str, int]) -> None:
+        """Check a call's numbers against what the program was captured for."""
+        for expr, readable in self.needs:
+            if not expr.evaluate(symbols):
+                raise UserError(
+                    f"a number of the program has become another than it was exported for: it needs {readable[:300]}",
+                    todo="Export the step again with the values that its weights have now.",
+                )
 
 
 def _number(size: Any, symbols: Mapping[str, int]) -> int:

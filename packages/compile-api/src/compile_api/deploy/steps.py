@@ -68,27 +68,35 @@ class StepState:
     # ---- names ----------------------------------------------------------------------------------------------------
 
     def _named(self) -> dict[int, str]:
-        """Qualified names by tensor: a single module's as its ``state_dict`` has them."""
+        """Qualified names by tensor, each of one alone: a single module's as its ``state_dict`` has them."""
         found: dict[int, str] = {}
-        for name, module in self.modules.items():
-            prefix = "" if len(self.modules) == 1 else f"{name}."
+        taken: set[str] = set()
+
+        def name(tensor: Any, text: str) -> None:
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in found:
+                while text in taken:
+                    text += "_"
+                taken.add(text)
+                found[id(tensor)] = text
+
+        for variable, module in self.modules.items():
+            prefix = "" if len(self.modules) == 1 else f"{variable}."
             for path, tensor in (*module.named_parameters(), *module.named_buffers()):
-                found.setdefault(id(tensor), prefix + path)
-        for name, tensor in self._tensors.items():
-            found.setdefault(id(tensor), name)
-        for name, optimizer in self.optimizers.items():
+                name(tensor, prefix + path)
+        for variable, tensor in self._tensors.items():
+            name(tensor, variable)
+        for variable, optimizer in self.optimizers.items():
             for k, group in enumerate(optimizer.param_groups):
+                for at, parameter in enumerate(group["params"]):
+                    name(parameter, f"{variable}.param_groups.{k}.params.{at}")
                 for key, value in group.items():
-                    if isinstance(value, torch.Tensor):
-                        found.setdefault(id(value), f"{name}.param_groups.{k}.{key}")
+                    name(value, f"{variable}.param_groups.{k}.{key}")
             for parameter, state in optimizer.state.items():
                 of = found.get(id(parameter), "parameter")
                 for key, value in state.items():
-                    if isinstance(value, torch.Tensor):
-                        found.setdefault(id(value), f"{name}.state.{of}.{key}")
+                    name(value, f"{variable}.state.{of}.{key}")
         for parameter in self.parameters():
-            if parameter.grad is not None:
-                found.setdefault(id(parameter.grad), f"{found.get(id(parameter), 'parameter')}.grad")
+            name(parameter.grad, f"{found[id(parameter)]}.grad")
         return found
 
     def parameters(self) -> Iterator[torch.Tensor]:
@@ -135,7 +143,10 @@ class StepState:
         problem: UserError | None = None
         for name, optimizer in self.optimizers.items():
             groups, state = states[name]
-            for k, (group, before) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+            if len(optimizer.param_groups) > len(groups):
+                problem = problem or _sets(f"{name}.param_groups", "the making of groups")
+                del optimizer.param_groups[len(groups) :]
+            for k, (group, before) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
                 for key, old in before.items():
                     if group[key] is not old and group[key] != old:
                         problem = problem or _sets(f"{name}.param_groups[{k}][{key!r}]", "the learning rate's schedule")
@@ -176,12 +187,16 @@ def _makes(name: str) -> UserError:
 # ---- what a function holds -----------------------------------------------------------------------------------------
 
 
-def _held(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+#: Parts of a container that are looked at for names; what is in a longer one is a constant's.
+_MOST_PARTS = 4096
+
+
+def _held(step: Callable[..., Any], depth: int = 4) -> Iterator[tuple[str, Any]]:
     """What a function reaches by a name: variables around it, globals, parts of the object that it is a method of."""
     if isinstance(step, functools.partial):
         yield from ((f"args_{k}", v) for k, v in enumerate(step.args))
         yield from step.keywords.items()
-        yield from _held(step.func)
+        yield from _held(step.func, depth)
         return
     owner = getattr(step, "__self__", None)
     function = getattr(step, "__func__", step)
@@ -191,17 +206,17 @@ def _held(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(owner, torch.nn.Module):
         yield "self", owner
     elif owner is not None:
-        yield from _parts("", getattr(owner, "__dict__", {}))
+        yield from _parts("", getattr(owner, "__dict__", {}), depth)
     if not isinstance(function, types.FunctionType):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield from _parts("", {name: cell.cell_contents})
+            yield from _parts("", {name: cell.cell_contents}, depth)
         except ValueError:  # not set yet
             continue
     named = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
-    yield from _parts("", named)
-    yield from _parts("", function.__kwdefaults__ or {})
+    yield from _parts("", named, depth)
+    yield from _parts("", function.__kwdefaults__ or {}, depth)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -211,15 +226,14 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _parts(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _parts(prefix: str, values: Mapping[str, Any], depth: int = 4) -> Iterator[tuple[str, Any]]:
     """Values, those in lists, tuples and dictionaries among them, and those that functions hold."""
     for name, value in values.items():
         path = f"{prefix}{name}"
         if isinstance(value, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
             yield path, value
-        elif isinstance(value, (list, tuple)) and len(value) <= 4096:
-            yield from _parts(f"{path}.", {str(k): v for k, v in enumerate(value)})
-        elif isinstance(value, dict) and len(value) <= 4096:
-            yield from _parts(f"{path}.", {str(k): v for k, v in value.items()})
-        elif isinstance(value, types.FunctionType) and value.__closure__ and not prefix:
-            yield from _held(value)
+        elif isinstance(value, (list, tuple, dict)) and len(value) <= _MOST_PARTS and depth:
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from _parts(f"{path}.", {str(key): part for key, part in parts}, depth - 1)
+        elif isinstance(value, types.FunctionType) and value.__closure__ and not prefix and depth:
+            yield from _held(value, depth - 1)

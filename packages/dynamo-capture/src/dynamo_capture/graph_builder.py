@@ -281,9 +281,7 @@ class GraphBuilder:
             if is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
                 raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
         self.reads_offsets |= facts.reads_offset
-        left = facts.left_to_eager and facts.left_to_eager([*examples, *kw_examples.values()])
-        if left:
-            raise GraphBreak("QB08", f"{_name_of(fn)} {left}")
+        _check_left(fn, facts, [*examples, *kw_examples.values()])
         before, uncounted = _versions(examples, kw_examples)
         numbers = numbers_after(self.tx, fn, args, kwargs)
         if before:
@@ -763,6 +761,12 @@ def _has_graph_value(result: Any) -> bool:
     if isinstance(result, (tuple, list)):
         return any(_has_graph_value(item) for item in result)
     return False
+
+
+def _check_left(fn: Any, facts: Called, given: Sequence[Any]) -> None:
+    """Raise GraphBreak where an operator is left to eager with these arguments."""
+    if facts.left_to_eager is not None and (why := facts.left_to_eager(given)):
+        raise GraphBreak("QB08", f"{_name_of(fn)} {why}")
 
 
 def _name_of(fn: Any) -> str:

@@ -50,6 +50,13 @@ def _check_reached(size: Size, index: TensorSpec) -> None:
         raise IndexError("index is out of bounds for dimension with size 0")
 
 
+def _check_unread(x: TensorSpec, dims: Sequence[int], indices: Sequence[TensorSpec]) -> None:
+    """As :func:`_check_reached`, where other dimensions leave nothing to read: a kernel looks at what it reads."""
+    if any(layout.is_surely_less(size, 1) for d, size in enumerate(x.shape) if d not in dims):
+        for d, index in zip(dims, indices, strict=True):
+            _check_reached(x.shape[d], index)
+
+
 @meta_rule("aten.gather.default")
 def gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
     _positions(index, torch.int32, empty=True)
@@ -196,7 +203,7 @@ def index_select(x: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
         raise IndexError("index_select(): Index is supposed to be a vector")
     if not x.shape:
         return TensorSpec((), x.dtype, x.device)
-    _check_reached(x.shape[d], index)
+    _check_unread(x, [d], [index])
     return TensorSpec((*x.shape[:d], numel(index.shape), *x.shape[d + 1 :]), x.dtype, x.device)
 
 
@@ -242,8 +249,7 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     given = [d for d, i in enumerate(indices) if i is not None]
     if not given:
         return with_format(x, None, x.dtype, x.device)
-    for d in given:
-        _check_reached(x.shape[d], indices[d])  # type: ignore[arg-type]
+    _check_unread(x, given, [i for i in indices if i is not None])
     common = broadcast_shapes([i.shape for i in indices if i is not None])
     dims = list(range(x.ndim))
     adjacent = given == list(range(given[0], given[-1] + 1))
@@ -293,7 +299,7 @@ def embedding(weight: TensorSpec, indices: TensorSpec, *args: Any, **kwargs: Any
     _positions(indices, torch.int32)
     if weight.ndim != 2:
         raise RuntimeError("'weight' must be 2-D")
-    _check_reached(weight.shape[0], indices)
+    _check_unread(weight, [0], [indices])
     return TensorSpec((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 

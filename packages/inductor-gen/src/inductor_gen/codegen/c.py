@@ -369,12 +369,11 @@ class _Kernel:
         over stretches for which random numbers are made before."""
         long = self._extent([loop]) >= CUT
         found = seams(self.body, vals, loop) if long else []
-        stretched = self._stretched(vals, loop, emit) if long else None
-        emit = stretched or emit
         places = [v.at for v in vals if v.at is not None] + [s.at for s in self.body.stores]
-        run = run_along(self.body, places, loop, self.hint) if long and not stretched else None
+        run = run_along(self.body, places, loop, self.hint) if long and not draws(self.body, vals, loop) else None
         if run is None:
-            in_pieces(self, found, start, stop, emit)
+            stretched = self._stretched(vals, loop, emit) if long else None
+            in_pieces(self, found, start, stop, stretched or emit)
         else:
             in_runs(self, run, loop, lambda first, last: in_pieces(self, found, first, last, emit))(start, stop)
 

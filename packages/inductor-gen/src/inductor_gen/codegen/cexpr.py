@@ -63,6 +63,7 @@ class Names:
         self.words: dict[int, str] = {}
         self.rows: dict[int, str] = {}  # loads whose elements were converted before, by number: where they are
         self.made: dict[int, str] = {}  # stores whose elements are converted behind, by identity: where they go
+        self.filled: set[int] = set()  # those that were written there
         #: Quotients and remainders whose values a loop around knows.
         self.known: dict[Expr, str] = {}
         #: Where elements stand that were brought elsewhere before they are loaded.
@@ -330,6 +331,7 @@ class Names:
             if rounds and s.value.op == "convert" and dtype in HALVES and s.value.args[0].dtype == torch.float32:
                 name = self.val(s.value.args[0])
             if id(s) in self.made:
+                self.filled.add(id(s))
                 return f"{self.made[id(s)]} = {name};"
             return f"{target} = {self.stored(name, dtype)};"
         old = ROWS[dtype].reads.format(target)

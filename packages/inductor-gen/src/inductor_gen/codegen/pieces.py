@@ -218,7 +218,7 @@ def _is_plain(body: Body, at: Expr) -> bool:
 
 
 def in_rows(kernel: _Kernel, found: tuple[Sequence[Val], Sequence[Store]], loop: Expr, emit: Emit) -> Emit:
-    """A loop whose halves are converted before and behind each stretch of it."""
+    """A loop whose halves are converted before and behind each stretch of it; a pass that stores none writes none."""
     loads, stores = found
 
     def place(at: Expr) -> str:
@@ -236,9 +236,11 @@ def in_rows(kernel: _Kernel, found: tuple[Sequence[Val], Sequence[Store]], loop:
         for n, s in enumerate(stores):
             w.line(f"float m{n}_[{ROW}];")
             names.made[id(s)] = f"m{n}_{step}"
+        names.filled -= {id(s) for s in stores}
         emit("r_", "t_")
         for n, s in enumerate(stores):
-            w.line(f"q_row_to_f16({names.pointer(s.buffer)} + ({place(s.at)}) + r_, m{n}_, t_ - r_);")
+            if id(s) in names.filled:
+                w.line(f"q_row_to_f16({names.pointer(s.buffer)} + ({place(s.at)}) + r_, m{n}_, t_ - r_);")
             del names.made[id(s)]
         for v in loads:
             del names.rows[v.id]

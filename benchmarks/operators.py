@@ -227,33 +227,34 @@ def patches() -> Iterator[Case]:
 FAMILIES = {family.__name__: family for family in (pointwise, reductions, short, layouts, windows, patches)}
 
 
-def _on_cpu(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """The best milliseconds of each of some alternating calls."""
+def _on_cpu(call: Callable[[], Any]) -> float:
+    """Milliseconds of this thread for a call."""
+    start = time.thread_time()
+    call()
+    return 1e3 * (time.thread_time() - start)
+
+
+def _on_gpu(call: Callable[[], Any]) -> float:
+    """Milliseconds of the GPU for a call, by its events around five in a row."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(5):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 5
+
+
+def _best(
+    calls: dict[str, Callable[[], Any]], seconds: float, timed: Callable[[Callable[[], Any]], float]
+) -> dict[str, float]:
+    """The best time of each of some alternating calls."""
     best = dict.fromkeys(calls, math.inf)
     rounds, end = 0, time.perf_counter() + seconds
     while rounds < 4 or time.perf_counter() < end:
         rounds += 1
         for name, call in calls.items():
-            start = time.thread_time()
-            call()
-            best[name] = min(best[name], 1e3 * (time.thread_time() - start))
-    return best
-
-
-def _on_gpu(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """The same by the GPU's events, of five calls in a row."""
-    best = dict.fromkeys(calls, math.inf)
-    rounds, end = 0, time.perf_counter() + seconds
-    while rounds < 4 or time.perf_counter() < end:
-        rounds += 1
-        for name, call in calls.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(5):
-                call()
-            stop.record()
-            stop.synchronize()
-            best[name] = min(best[name], start.elapsed_time(stop) / 5)
+            best[name] = min(best[name], timed(call))
     return best
 
 
@@ -261,7 +262,7 @@ def _on_gpu(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, fl
 def _copied_per_ms(size: int) -> float:
     """Bytes that a copy of ``size`` of them reads and writes in a millisecond of the GPU."""
     source = torch.empty(max(size // 2, 1 << 20), dtype=torch.uint8, device="cuda")
-    return 2 * source.numel() / _on_gpu({"copy": source.clone}, 0.01)["copy"]
+    return 2 * source.numel() / _best({"copy": source.clone}, 0.01, _on_gpu)["copy"]
 
 
 def measure(
@@ -276,7 +277,7 @@ def measure(
         for call in (compiled, function) * 2:
             call(*args)
         calls = {"eager": lambda: function(*args), "quintet": lambda: compiled(*args)}
-        best = _on_gpu(calls, seconds) if device == "cuda" else _on_cpu(calls, seconds)
+        best = _best(calls, seconds, _on_gpu if device == "cuda" else _on_cpu)
     report = compiled.report()
     record: dict[str, Any] = {name: round(found, 4) for name, found in best.items()}
     record["ratio"] = round(best["eager"] / best["quintet"], 2)

@@ -266,8 +266,46 @@ def test_tied_weights_have_one_name() -> None:
     assert missing == ["2.weight"] and model[2].weight is model[0].weight
 
 
+def test_an_object_that_holds_all() -> None:
+    trainer = Trainer()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return trainer.step(x, y)
+
+    step(*next(batches(1)))
+    for p in trainer.model.parameters():
+        p.grad = torch.ones_like(p)
+    before = held(trainer.model, trainer.optimizer)
+    program = compile_api.export(step, next(batches(1)), training=True)
+    assert_same(held(trainer.model, trainer.optimizer), before)
+    trainer.optimizer.zero_grad()
+    for x, y in batches(3):
+        torch.testing.assert_close(program(x, y), step(x, y), rtol=1e-4, atol=1e-5)
+    assert {"0.weight", "trainer.optimizer.param_groups.0.lr"} <= program.weights.keys()
+
+
+def test_parameters_that_are_out_of_reach_are_refused() -> None:
+    weight = torch.zeros(8, 3).requires_grad_()
+    far = [[[[[[weight]]]]]]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        w = far[0][0][0][0][0][0]
+        loss = F.cross_entropy(x @ w, y)
+        loss.backward()
+        with torch.no_grad():
+            w.sub_(0.1 * w.grad)
+        w.grad = None
+        return loss.detach()
+
+    with pytest.raises(UserError, match="is not found from the function"):
+        compile_api.export(step, next(batches(1)), training=True)
+    assert weight.grad is None and not weight.any()
+
+
 class Hidden:
     """Parameters that no name of a step's leads to."""
+
+    __slots__ = ("parts",)
 
     def __init__(self) -> None:
         self.parts = {"first": torch.zeros(8, 3).requires_grad_(), "second": torch.zeros(8, 3).requires_grad_()}

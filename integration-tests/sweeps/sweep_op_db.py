@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import json
 import queue
 import subprocess
@@ -66,10 +67,6 @@ SECONDS_PER_TASK = 120.0
 PASSES = ("forward", "gradients", "second")
 
 
-def autocast() -> Any:
-    return torch.autocast("cpu", torch.bfloat16)
-
-
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
     """Numbers are of 64 bits by default."""
@@ -80,15 +77,17 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-#: By name: what the program enters, and what is entered around it.
-SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "nothing": (contextlib.nullcontext, contextlib.nullcontext),
-    "autocast": (autocast, contextlib.nullcontext),
-    "autocast around": (contextlib.nullcontext, autocast),
-    "inference": (contextlib.nullcontext, torch.inference_mode),
-    "no_grad": (contextlib.nullcontext, torch.no_grad),
-    "float64": (contextlib.nullcontext, in_float64),
-}
+#: The settings that operators may run in; of autocast, in the program or around it.
+SETTINGS = ("nothing", "autocast", "autocast around", "inference", "no_grad", "float64")
+
+
+def setting(name: str, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What the program enters, and what is entered around it."""
+    autocast = functools.partial(torch.autocast, torch.device(device).type, torch.bfloat16)
+    around = {
+        "autocast around": autocast, "inference": torch.inference_mode, "no_grad": torch.no_grad, "float64": in_float64,
+    }  # fmt: skip
+    return autocast if name == "autocast" else contextlib.nullcontext, around.get(name, contextlib.nullcontext)
 
 
 class Task(NamedTuple):
@@ -151,7 +150,7 @@ def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dyna
     function = plain = ITSELF.get(op.name, op.op)
     if options.relaid:
         function = lambda *a, **k: plain(*relaid(a), **relaid(k))
-    inside, around = SETTINGS[options.under]
+    inside, around = setting(options.under, options.device)
     function = set_in(inside, function)
     if "autocast" in options.under:
         tolerance = 4e-2  # it rounds where a region need not
@@ -368,7 +367,7 @@ def settings(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--relaid", action="store_true", help="with gaps, and made contiguous by the program")
     parser.add_argument("--errors", action="store_true", help="what eager refuses, instead of samples")
     parser.add_argument("--numerics", default="fast")
-    parser.add_argument("--under", choices=list(SETTINGS), default="nothing", help="a setting that the operators run in")
+    parser.add_argument("--under", choices=SETTINGS, default="nothing", help="a setting that the operators run in")
     parser.add_argument("--only", nargs="+", default=None)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=float("inf"), help="start no operator after this many seconds")

@@ -238,7 +238,14 @@ class _Step(_Capture):
 
     def refusal(self, writes: Sequence[str]) -> UserError | None:
         """A step that counts, or keeps a list of its losses, would do that no more. What it sets on its optimizers and
-        modules is looked at when it has run."""
+        modules is looked at when it has run. What it trains has to be known, for gradients are put back."""
+        trained = {id(p) for p in self.state.parameters()}
+        for value, desc in zip(self.inputs, self.graph.meta["envelope"].inputs, strict=True):  # type: ignore[union-attr]
+            if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf and id(value) not in trained:
+                return UserError(
+                    f"the step cannot be exported: the parameter {desc.source} is not found from the function",
+                    todo="Let the function hold the model or the optimizer: a variable around it, or its object's own.",
+                )
         known = "|".join(map(re.escape, (*self.state.optimizers, *self.state.modules)))
         writes = [text for text in writes if not known or not re.search(rf"(^|\.)({known})([.\[]|$)", text)]
         if not writes:

@@ -21,6 +21,7 @@ from prims.spec.expr import float_of_bits
 
 __all__ = ["Number", "StepState", "number_named"]
 
+
 @record
 class Number:
     """A number that a graph takes: as it is, or a float by its bits.
@@ -188,7 +189,7 @@ def _makes(name: str) -> UserError:
 
 
 #: Parts of a container that are looked at for names; what is in a longer one is a constant's.
-_MOST_PARTS = 4096
+_MOST_PARTS = 256
 
 
 def _held(step: Callable[..., Any], depth: int = 4) -> Iterator[tuple[str, Any]]:
@@ -227,13 +228,22 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _parts(prefix: str, values: Mapping[str, Any], depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Values, those in lists, tuples and dictionaries among them, and those that functions hold."""
+    """Values, those in lists, tuples, dictionaries and plain objects among them, and those that functions hold."""
     for name, value in values.items():
         path = f"{prefix}{name}"
         if isinstance(value, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
             yield path, value
-        elif isinstance(value, (list, tuple, dict)) and len(value) <= _MOST_PARTS and depth:
-            parts = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from _parts(f"{path}.", {str(key): part for key, part in parts}, depth - 1)
         elif isinstance(value, types.FunctionType) and value.__closure__ and not prefix and depth:
             yield from _held(value, depth - 1)
+        elif depth and (parts := _inside(value)):
+            yield from _parts(f"{path}.", parts, depth - 1)
+
+
+def _inside(value: Any) -> dict[str, Any]:
+    """What a container or a plain object has inside, by name."""
+    if isinstance(value, (list, tuple, dict)):
+        found = value if isinstance(value, dict) else dict(enumerate(value[: _MOST_PARTS + 1]))
+    else:
+        plain = not isinstance(value, (type, types.ModuleType, types.FunctionType)) and hasattr(value, "__dict__")
+        found = vars(value) if plain else {}
+    return {str(key): part for key, part in found.items()} if len(found) <= _MOST_PARTS else {}

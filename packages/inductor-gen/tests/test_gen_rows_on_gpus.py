@@ -22,11 +22,17 @@ GPU = torch.device("cuda", 0)
 ROWS, COLUMNS = 4096, 2048
 
 
-def rows_of_a_program(function: Callable[..., Any], *inputs: TensorSpec) -> int:
+def first_kernel(function: Callable[..., Any], *inputs: TensorSpec) -> Any:
     env = build(function, inputs, claims=inductor_gen.claims("cuda"))
-    unit = lower_graph(env, Options(verify="every_pass"), devices=lambda _: known("H200"))
-    text = unit.sources()[0].text
-    return int(text.partition("XBLOCK: tl.constexpr = ")[2].split()[0])
+    return lower_graph(env, Options(verify="every_pass"), devices=lambda _: known("H200")).sources()[0]
+
+
+def block(source: Any, name: str) -> int:
+    return int(source.text.partition(f"{name}: tl.constexpr = ")[2].split()[0])
+
+
+def rows_of_a_program(function: Callable[..., Any], *inputs: TensorSpec) -> int:
+    return block(first_kernel(function, *inputs), "XBLOCK")
 
 
 def matrix(dtype: torch.dtype = torch.float32) -> TensorSpec:
@@ -83,3 +89,35 @@ def test_numbers_of_each_row_beside_the_matrix_do_not_decide() -> None:
         return p.sum(p.mul(g, normal), (0,)), p.sum(g, (0,))
 
     assert rows_of_a_program(function, matrix(), row, row, matrix()) >= 16
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "elements"),
+    [("one sum", 1, 32), ("least and greatest", 1, 32), ("greatest, and where", 1, 16), ("one sum", 8, 8)],
+)
+def test_loops_over_columns_have_the_elements_and_registers_of_their_share(name: str, operands: int, elements: int) -> None:
+    def function(p: Any, *xs: Any) -> Any:
+        y = xs[0]
+        for x in xs[1:]:
+            y = p.mul(y, x)
+        return ALONG[name](p, y, 0)
+
+    source = first_kernel(function, *[matrix()] * operands)
+    assert source.registers == 128
+    assert block(source, "XBLOCK") * block(source, "RBLOCK") == elements * 32 * source.warps == elements * 128
+
+
+def test_what_the_share_cannot_hold_is_left_to_the_compiler() -> None:
+    def product(p: Any, *xs: Any) -> Any:
+        y = xs[0]
+        for x in xs[1:]:
+            y = p.mul(y, x)
+        return p.sum(y, (0,))
+
+    assert first_kernel(product, *[matrix()] * 16).registers == 0
+
+
+def test_rows_and_what_is_held_at_once_are_left_to_the_compiler() -> None:
+    assert first_kernel(lambda p, x: p.sum(x, (1,)), matrix()).registers == 0
+    short = TensorSpec((16, 4096), torch.float32, GPU)
+    assert first_kernel(lambda p, x: p.sum(x, (0,)), short).registers == 0

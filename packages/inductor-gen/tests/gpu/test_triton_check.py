@@ -54,7 +54,8 @@ def test_triton_that_cannot_be_imported(monkeypatch):
 
 
 def test_a_kernel_that_fails_is_tritons_fault_only_where_all_fail(monkeypatch, tmp_path):
-    source = type("Source", (), {"name": "k_x", "signature": (), "warps": 1, "stages": 0, "contract": True, "text": "text"})()
+    settings = {"warps": 1, "stages": 0, "registers": 0, "contract": True}
+    source = type("Source", (), {"name": "k_x", "signature": (), "text": "text", **settings})()
 
     def fails(*args):
         raise RuntimeError("ptxas: not found")

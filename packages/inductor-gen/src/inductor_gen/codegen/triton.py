@@ -47,6 +47,7 @@ class TritonSource(KernelSource):
     Attributes:
         warps: warps per program.
         stages: depth of the software pipeline of its loops; 0: Triton's own choice.
+        registers: how many a thread may have; 0: ptxas's own choice.
         contract: whether a product may go unrounded into a sum.
         signature: per parameter ``(name, type, divisible by 16)``.
         bounds: symbolic counts that must stay below ``POSITIONS``, as positions are 32-bit.
@@ -56,6 +57,7 @@ class TritonSource(KernelSource):
     warps: int
     signature: tuple[tuple[str, str, bool], ...]
     stages: int = 0
+    registers: int = 0
     contract: bool = True
     bounds: tuple[Expr, ...] = ()
     joined: tuple[TritonSource, ...] = ()

@@ -87,6 +87,8 @@ def _settings(source: TritonSource) -> dict[str, int]:
         settings["enable_fp_fusion"] = False
     if source.stages:
         settings["num_stages"] = source.stages
+    if source.registers:
+        settings["maxnreg"] = source.registers
     if "tl.device_assert(" in source.text:
         settings |= {"debug": True, "sanitize_overflow": False}  # assertions are left out otherwise
     return settings
@@ -100,7 +102,7 @@ def _refusal(source: TritonSource, error: Exception, capability: tuple[int, int]
 
 
 def _key(source: TritonSource, capability: tuple[int, int]) -> str:
-    settings = (str(capability), str(triton_version()), str(source.stages), str(source.contract))
+    settings = (str(capability), str(triton_version()), str(source.stages), str(source.contract), str(source.registers))
     parts = (source.text, prelude(source.text), *settings)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

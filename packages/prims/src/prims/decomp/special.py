@@ -26,6 +26,7 @@ from prims.decomp.common import (
     operands,
     opmath,
     result_dtype,
+    scalar_dtype,
     to_dtype,
     unsupported,
     whole,
@@ -45,11 +46,14 @@ def special_entr(p: Any, self: Value) -> Value:
     return p.where(p.isnan(self), self, p.where(p.gt(self, 0.0), inside, low))
 
 
-@decomposition("aten.special_xlog1py.default")
-def special_xlog1py(p: Any, self: Value, other: Value) -> Value:
+@decomposition(
+    "aten.special_xlog1py.default", "aten.special_xlog1py.self_scalar", "aten.special_xlog1py.other_scalar"
+)
+def special_xlog1py(p: Any, self: Any, other: Any) -> Value:
     """self * log1p(other), 0 where self is 0 (NaN of other stays)."""
     dtype = float_dtype(result_dtype(self, other))
     x, y = operands(p, self, other, dtype=opmath(dtype))
+    x, y = x if is_value(x) else full_like(p, y, x), y if is_value(y) else full_like(p, x, y)
     out = p.where(p.eq(x, 0.0), 0.0, p.mul(x, p.log1p(y)))
     return to_dtype(p, p.where(p.isnan(y), math.nan, out), dtype)
 
@@ -112,9 +116,13 @@ def trace(p: Any, self: Value) -> Value:
     return sum_dims(p, diagonal(p, self), (0,))
 
 
-@decomposition("aten.isin.Tensor_Tensor")
-def isin(p: Any, elements: Value, test_elements: Value, *, assume_unique: bool = False, invert: bool = False) -> Value:
-    """Is each element among the test elements?"""
+@decomposition("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar", "aten.isin.Scalar_Tensor")
+def isin(p: Any, elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Value:
+    """Is each element among the test elements? A number stands for a tensor of one element."""
+    elements, test_elements = (
+        x if is_value(x) else p.full((), x, scalar_dtype(x), y.device)
+        for x, y in ((elements, test_elements), (test_elements, elements))
+    )
     dtype = result_dtype(elements, test_elements)
     tests = reshaped(p, to_dtype(p, test_elements, dtype), (numel(test_elements),))
     shape = (*elements.shape, tests.shape[0])

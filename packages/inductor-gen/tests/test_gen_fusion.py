@@ -220,6 +220,14 @@ def test_what_takes_less_than_a_call_is_joined() -> None:
     assert len({kernel.source for kernel in case.compiled.kernels}) == 1
 
 
+def test_copies_of_any_number_and_size_are_one_function() -> None:
+    def doubled(p: Any, *xs: Any) -> Any:
+        return tuple(p.concat((x, x), 0) for x in xs)
+
+    case = check(doubled, [torch.randn(n) for n in (64, 64, 64, 128, 128, 256)])
+    assert len({kernel.source for kernel in case.compiled.kernels}) == 1
+
+
 @pytest.mark.parametrize("channels, length", [(64, 256), (128, 64), (256, 16), (512, 4)])
 def test_what_a_channel_has_is_made_inside_once(channels: int, length: int) -> None:
     def fn(p: Any, x: Any, mean: Any, variance: Any, weight: Any) -> Any:

@@ -36,7 +36,8 @@ def join_small(fusion: Fusion, costs: Costs) -> None:
     alike = Counter(map(_operators, free))
     for cluster in free:
         key = _space_of(costs, cluster)
-        if key is None or alike[_operators(cluster)] > ALIKE and costs.device(cluster.nodes[0]).kind == "cuda":
+        on_gpu = costs.device(cluster.nodes[0]).kind == "cuda"
+        if key is None or alike[_operators(cluster)] > ALIKE and on_gpu or _only_copies(cluster) and not on_gpu:
             continue
         size, moved = len(cluster.nodes) + len(costs.facts(cluster).reads), costs.work(cluster).moved
         limit = MULTIPLE * call_bytes(costs.device(cluster.nodes[0]))
@@ -55,6 +56,12 @@ def _is_free(fusion: Fusion, cluster: Cluster) -> bool:
     if not cluster.loops or fusion.order.sources(cluster.id) or cluster.inner:
         return False
     return all(node.kind == "pointwise" for node in cluster.nodes)
+
+
+def _only_copies(cluster: Cluster) -> bool:
+    """Does it copy? On a CPU one kernel copies any number of elements: joined ones would be compiled for every number of
+    operands beside it."""
+    return all(node.op == "copy" for node in cluster.nodes)
 
 
 def _operators(cluster: Cluster) -> Any:

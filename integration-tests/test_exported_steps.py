@@ -409,11 +409,14 @@ def test_a_schedule_inside() -> None:
 COUNTED = 0
 
 
-@pytest.mark.parametrize("what", ["count", "losses", "trainer.steps", "COUNTED"])
+@pytest.mark.parametrize("what", ["count", "losses", "trainer.steps", "COUNTED", "model.history", "log.model.count"])
 def test_what_a_step_counts_is_refused_and_not_counted(what: str) -> None:
     model, optimizer, plain = begun(OPTIMIZERS["adamw"])
-    count, losses, trainer = 0, [1.0], Trainer()
+    count, losses, trainer, log = 0, [1.0], Trainer(), Trainer()
     trainer.steps = 0
+    model.history = [1.0]
+    log.model = Trainer()  # named as the model is, and none
+    log.model.count = 0
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         nonlocal count
@@ -424,12 +427,17 @@ def test_what_a_step_counts_is_refused_and_not_counted(what: str) -> None:
             losses.append(2.0)
         elif what == "trainer.steps":
             trainer.steps += 1
+        elif what == "model.history":
+            model.history.append(2.0)
+        elif what == "log.model.count":
+            log.model.count += 1
         else:
             COUNTED += 1
         return plain(x, y)
 
     refused(step, model, optimizer, f"running it changes {what}")
     assert (count, losses, trainer.steps, COUNTED) == (0, [1.0], 0, 0)
+    assert (model.history, log.model.count) == ([1.0], 0)
 
 
 def test_numbers_in_tensors_are_state() -> None:

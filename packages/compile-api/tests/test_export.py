@@ -270,6 +270,120 @@ def test_the_error_names_what_prevents_it(model, words):
     assert not isinstance(model, Replaces) or float(model.last.sum()) == 0
 
 
+class Holder:
+    """Something of the program's that a model writes to."""
+
+    def __init__(self):
+        self.numbers, self.by_name, self.names = [1.0], {"old": torch.ones(3)}, {"old"}
+        self.count, self.none = 0, None
+
+    def state(self):
+        return list(self.numbers), dict(self.by_name), set(self.names), self.count, self.none
+
+
+HELD = Holder()
+KEPT = 0
+
+
+class Keeps(torch.nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.by_name = held, held.by_name
+
+    def forward(self, x):
+        if "new" not in self.by_name:
+            self.by_name["new"] = torch.ones(3)
+        return x * self.by_name["new"]
+
+
+def _global_number(x):
+    global KEPT
+    KEPT += 1
+    return x * 2
+
+
+def _keyword_argument(x, kept):
+    kept["new"] = x + 1
+    return x * 2
+
+
+def _function_attribute(x):
+    _function_attribute.calls = getattr(_function_attribute, "calls", 0) + 1
+    return x * 2
+
+
+def _changing(change):
+    def model(x):
+        y = x * 2
+        change(HELD, y)
+        return y
+
+    return model
+
+
+CHANGES = {
+    "append": lambda held, y: held.numbers.append(y),
+    "extend": lambda held, y: held.numbers.extend((y, y)),
+    "clear": lambda held, y: held.numbers.clear(),
+    "set an item": lambda held, y: held.numbers.__setitem__(0, y),
+    "set a key": lambda held, y: held.by_name.__setitem__("new", y),
+    "update": lambda held, y: held.by_name.update(old=y),
+    "pop": lambda held, y: held.by_name.pop("old"),
+    "setdefault": lambda held, y: held.by_name.setdefault("new", y),
+    "add": lambda held, y: held.names.add("new"),
+    "discard": lambda held, y: held.names.discard("old"),
+    "count": lambda held, y: setattr(held, "count", held.count + 1),
+    "keep": lambda held, y: setattr(held, "none", y),
+    "delete": lambda held, y: delattr(held, "count"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_kept_beside_tensors_prevents_it_and_is_left_alone(name):
+    before = HELD.state()
+    with pytest.raises(UserError, match="running it changes HELD") as caught:
+        export(_changing(CHANGES[name]), (torch.ones(3),))
+    assert caught.value.where is not None and caught.value.where.filename == __file__
+    assert HELD.state() == before
+
+
+@pytest.mark.parametrize(
+    ("model", "kwargs", "words"),
+    [
+        (Keeps(HELD), {}, "by_name"), (_global_number, {}, "KEPT"), (_function_attribute, {}, "calls"),
+        (_keyword_argument, {"kept": {"old": torch.ones(3)}}, "kept"),
+    ],
+)  # fmt: skip
+def test_wherever_it_is_kept(model, kwargs, words):
+    before = HELD.state()
+    with pytest.raises(UserError, match=f"running it changes .*{words}"):
+        export(model, (torch.ones(3),), kwargs)
+    assert HELD.state() == before and KEPT == 0 and not hasattr(_function_attribute, "calls")
+    assert list(kwargs.get("kept", {"old": 0})) == ["old"]
+
+
+def test_what_is_kept_for_later_calls_is_there_after_one():
+    held = Holder()
+    model = Keeps(held)
+    expected = model(torch.full((3,), 2.0))
+    assert torch.equal(export(model, (torch.ones(3),))(torch.full((3,), 2.0)), expected)
+
+
+def test_what_is_as_it_was_prevents_nothing():
+    def model(x, **more):
+        HELD.count += 1
+        HELD.numbers.append(x)
+        more["twice"] = HELD.numbers[-1] * 2  # a dictionary of this call's
+        HELD.numbers.pop()
+        HELD.count -= 1
+        return more["twice"] + more["bias"]
+
+    before = HELD.state()
+    program = export(model, (torch.ones(3),), {"bias": torch.ones(3)})
+    assert program(torch.ones(3), bias=torch.ones(3)).tolist() == [3.0] * 3
+    assert HELD.state() == before
+
+
 def test_arguments_that_the_model_does_not_take():
     with pytest.raises(UserError, match="missing a required argument"):
         export(_fixed, ())

@@ -87,7 +87,7 @@ class Capture:
         self.takes_numbers = takes_numbers
         self.frames: list[Frame] = []
         self.guards = GuardSet(tree, self.location)
-        self.side = SideEffects()
+        self.side = SideEffects(self.location if request.exporting else None)
         self.symbols = SymbolContext()
         self.symbols.location = self.location
         self.graph = GraphBuilder(self, self.symbols)

@@ -11,7 +11,7 @@ import gc
 import operator
 import types
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
@@ -25,20 +25,39 @@ from dynamo_capture.values.grown import FoundDeque, FoundList
 from dynamo_capture.values.objects import DELETED, ExceptionValue, ObjectValue, is_data_descriptor, is_slot
 from dynamo_capture.values.sets import SetValue, settle_late_sets
 from dynamo_capture.wrappers import own_dict
+from prims.ir import SourceLoc
 
 if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
     from dynamo_capture.values.tensor import TensorValue
 
-__all__ = ["SideEffects"]
+__all__ = ["SideEffects", "Write"]
+
+
+class Write(NamedTuple):
+    """A change in an object of the program's.
+
+    Attributes:
+        what: its place, as capture names it, with the attribute.
+        owner: the object, or the dictionary of globals; None where it is not known.
+        where: the line that made it.
+    """
+
+    what: str
+    owner: Any
+    where: SourceLoc | None
 
 
 class SideEffects:
     """The log of one capture, in the order of the first change of each object."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: Callable[[], Any] | None = None) -> None:
+        """``where`` gives the program's line, for :meth:`written`; None where nobody asks."""
         #: Number of changes so far; an instruction that failed without changing it left no trace.
         self.epoch = 0
+        self._where = where
+        #: By the identity of what changes, and its attribute: the line that changed it first.
+        self._lines: dict[Any, Any] = {}
         self._mutated: dict[int, Value] = {}
         self._attributes: dict[tuple[int, str], tuple[ObjectValue, str]] = {}
         #: Attributes that were deleted and set again.
@@ -59,8 +78,13 @@ class SideEffects:
 
     def set_on_tensor(self, tensor: Value, name: str, value: Value) -> None:
         """``tensor.name = value``."""
-        self.epoch += 1
+        self._changes((id(tensor), name))
         self._of_tensors[id(tensor), name] = tensor, name, value
+
+    def _changes(self, what: Any) -> None:
+        self.epoch += 1
+        if self._where is not None and what not in self._lines:
+            self._lines[what] = self._where()
 
     def set_on_tensor_no_more(self, tensor: Value, name: str) -> None:
         """The attribute is again what it was as the region began."""
@@ -112,7 +136,7 @@ class SideEffects:
 
     def set_on(self, owner: Value, obj: Any, name: str, value: Value) -> None:
         """``obj.name = value`` of an existing class or function ``obj``, which every call has."""
-        self.epoch += 1
+        self._changes((id(obj), name))
         self._of_fixed[id(obj), name] = owner, name, value
 
     def found_on(self, obj: Any, name: str) -> Value | None:
@@ -141,13 +165,13 @@ class SideEffects:
 
     def mutate(self, value: Value) -> None:
         """An existing container or cell is about to change."""
-        self.epoch += 1
+        self._changes(id(value))
         if value.source is not None:
             self._mutated.setdefault(id(value), value)
 
     def write_attribute(self, owner: ObjectValue, name: str, *, again: bool = False) -> None:
         """An attribute is about to be written or deleted (``again``: written after it was deleted)."""
-        self.epoch += 1
+        self._changes((id(owner), name))
         if owner.obj is not None:
             key = (id(owner), name)
             if again:
@@ -166,7 +190,7 @@ class SideEffects:
 
     def store_global(self, globals_: dict[str, Any], name: str, value: Value | None) -> None:
         """``global name; name = value`` (None deletes)."""
-        self.epoch += 1
+        self._changes((id(globals_), name))
         self._globals[(id(globals_), name)] = (globals_, name, value if value is not None else DELETED)
 
     def stores_into(self, globals_: dict[str, Any]) -> bool:
@@ -213,13 +237,35 @@ class SideEffects:
         owners = {id(owner): owner for owner, _ in self._attributes.values()}
         return [*self._mutated.values(), *owners.values()]
 
-    def written(self) -> list[str]:
-        """What of the program's the region changes, beside tensors: where it lies."""
-        found = [str(value.source) for value in self._mutated.values()]
-        owned: list[tuple[Value, str]] = [*self._attributes.values()]
-        owned += [(owner, name) for owner, name, _ in self._of_fixed.values()]
-        found += [f"{owner.source or type(getattr(owner, 'obj', owner)).__name__}.{name}" for owner, name in owned]
-        return found + [name for _, name, _ in self._globals.values()]
+    def written(self, object_behind: Callable[[Value], Any]) -> list[Write]:
+        """What of the program's the region changes, beside tensors and their gradients.
+
+        What leaves things as they were is none: a module counts how deep it is, or keeps a stack, up and down again.
+
+        Args:
+            object_behind: the existing container that a value stands for, or None.
+        """
+        found = []
+        for key, value in self._mutated.items():
+            obj = object_behind(value)
+            if not _is_as_was(value, obj):
+                found.append(Write(str(value.source), obj, self._lines.get(key)))
+
+        def add(holder: str, obj: Any, name: str, value: Value | None, key: Any) -> None:
+            if not (isinstance(value, ConstantValue) and _holds(obj, name, value.value)):
+                found.append(Write(f"{holder}.{name}" if holder else name, obj, self._lines.get(key)))
+
+        for key, (owner, name) in self._attributes.items():
+            add(str(owner.source or type(owner.obj).__name__), owner.obj, name, owner.attrs.get(name), key)
+        for key, (fixed, name, value) in self._of_fixed.items():
+            obj = fixed.fn if isinstance(fixed, FunctionValue) else getattr(fixed, "obj", None)
+            add(str(fixed.source or type(obj).__name__), obj, name, value, key)
+        for key, (globals_, name, value) in self._globals.items():
+            add("", globals_, name, value, key)
+        for key, (tensor, name, value) in self._of_tensors.items():
+            if name != "grad" and tensor.source is not None:
+                add(str(tensor.source), getattr(tensor, "real_tensor", None), name, value, key)
+        return found
 
     def roots(self) -> list[Value]:
         """The values that replaying needs, besides what they contain."""
@@ -277,6 +323,24 @@ class SideEffects:
         for fn, args, kwargs in self._calls:
             cg.call_const(fn, args, kwargs)
             cg.pop()
+
+
+def _holds(obj: Any, name: str, value: Any) -> bool:
+    """Whether an object's own attribute, or a global, is this very object, or a number or string of that value."""
+    there = obj.get(name, DELETED) if type(obj) is dict else _held(obj, name)
+    return there is value or (type(there) is type(value) and isinstance(value, (int, float, str)) and there == value)
+
+
+def _is_as_was(value: Value, obj: Any) -> bool:
+    """Whether a list holds again what the existing one does."""
+    if isinstance(value, (FoundList, FoundDeque)) and value.added is not None:
+        return not value.added  # asking for its items would have them all rebuilt
+    if type(obj) is not list or not isinstance(value, ListValue) or len(value.items) != len(obj):
+        return False
+    try:
+        return all(item.real() is there for item, there in zip(value.items, obj, strict=True))
+    except GraphBreak:
+        return False
 
 
 def _held(obj: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -502,8 +503,19 @@ def _graph_module(tx: Capture, outputs: list[Any], name: str) -> torch.fx.GraphM
     )
     gm.meta["name"] = name
     if tx.request.exporting:
-        gm.meta["writes"] = tuple(tx.side.written())
+        keywords = _keywords_of(tx.request)  # made for this call, and known to nobody else
+        written = tx.side.written(tx.object_behind)
+        gm.meta["writes"] = tuple(w for w in written if keywords is None or w.owner is not keywords)
     return gm
+
+
+def _keywords_of(request: FrameRequest) -> Any:
+    """The dictionary of a call's further keywords; None where its function takes none."""
+    code = request.code
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return None
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    return request.args.get(code.co_varnames[count])
 
 
 def _spec_of(value: Any) -> Any:

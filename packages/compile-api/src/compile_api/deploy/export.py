@@ -168,9 +168,25 @@ class _Capture:
         """How gradients are set while it runs."""
         return torch.no_grad()
 
-    def refusal(self, writes: Sequence[str]) -> UserError | None:
-        """Why what it changes beside tensors prevents the export; None where it is done once, while exporting."""
-        return None
+    #: What is exported, and what to do instead of changing an object beside it.
+    kind = "model"
+    instead = "Return the new value; where it is kept for later calls, run the model once before exporting it."
+
+    def holds(self, owner: Any) -> bool:
+        """Whether an object is one whose changes are looked at, and undone, when it has run: a module does not set."""
+        return any(owner is m or any(owner is part for part in _parts_of(m)) for m in self.modules().values())
+
+    def refusal(self, writes: Sequence[Any]) -> UserError | None:
+        """Why what it changes beside tensors prevents the export: a program has no such objects, and what capture puts
+        into them are stand-ins."""
+        found = next((write for write in writes if not self.holds(write.owner)), None)
+        if found is None:
+            return None
+        return UserError(
+            f"the {self.kind} cannot be exported: running it changes {_shown(found.what)}, which an exported program "
+            "does not have",
+            where=found.where, todo=self.instead,
+        )  # fmt: skip
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """The model's result, with stand-ins for what the graph computes.
@@ -188,7 +204,7 @@ class _Capture:
             self.graph, self.inputs = gm, list(inputs)
             env: Envelope = gm.meta["envelope"]
             self.outputs = [_stand_in(desc.spec) for desc in env.outputs]
-            refusal = self.refusal(gm.meta.get("writes", ()))
+            refusal = self.refusal(gm.meta.pop("writes", ()))
 
             def stand_ins(*_: Any) -> list[Any]:
                 if refusal is not None:
@@ -236,9 +252,15 @@ class _Step(_Capture):
     def grad_mode(self) -> Any:
         return torch.enable_grad()
 
-    def refusal(self, writes: Sequence[str]) -> UserError | None:
-        """A step that counts, or keeps a list of its losses, would do that no more. What it sets on its optimizers and
-        modules is looked at when it has run. What it trains has to be known, for gradients are put back."""
+    kind = "step"
+    instead = "Leave that to the loop around the step, or keep the number in a tensor that the step writes."
+
+    def holds(self, owner: Any) -> bool:
+        """What is set on optimizers is looked at when it has run, too."""
+        return super().holds(owner) or self.state.is_of_optimizer(owner)
+
+    def refusal(self, writes: Sequence[Any]) -> UserError | None:
+        """What a step trains has to be known, for gradients are put back."""
         trained = {id(p) for p in self.state.parameters()}
         for value, desc in zip(self.inputs, self.graph.meta["envelope"].inputs, strict=True):  # type: ignore[union-attr]
             if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf and id(value) not in trained:
@@ -246,14 +268,7 @@ class _Step(_Capture):
                     f"the step cannot be exported: the parameter {desc.source} is not found from the function",
                     todo="Let the function hold the model or the optimizer: a variable around it, or its object's own.",
                 )
-        known = "|".join(map(re.escape, (*self.state.optimizers, *self.state.modules)))
-        writes = [text for text in writes if not known or not re.search(rf"(^|\.)({known})([.\[]|$)", text)]
-        if not writes:
-            return None
-        return UserError(
-            f"the step cannot be exported: running it changes {writes[0]}, which an exported program does not have",
-            todo="Leave that to the loop around the step, or keep the number in a tensor that the step writes.",
-        )
+        return super().refusal(writes)
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """As :meth:`_Capture.run`. Parameters have gradients of zeros meanwhile: of a step that takes them away first
@@ -358,6 +373,17 @@ _PARTS = ("_parameters", "_buffers", "_modules")
 def _state(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
     own = {name: value for name, value in module.__dict__.items() if name not in _PARTS}
     return {"": own, **{part: dict(module.__dict__[part]) for part in _PARTS}}
+
+
+def _parts_of(module: torch.nn.Module) -> list[Any]:
+    """The dictionaries in which a module has its attributes, parameters and buffers."""
+    own = module.__dict__
+    return [own, *(own[part] for part in _PARTS)]
+
+
+def _shown(what: str) -> str:
+    """A place as capture names it, in the program's words."""
+    return re.sub(r"\.__dict__\['(\w+)'\]", r".\1", re.sub(r"\b[LG]\['(\w+)'\]", r"\1", what))
 
 
 def _put_back(module: torch.nn.Module, before: dict[str, dict[str, Any]]) -> list[tuple[str, Any, Any]]:

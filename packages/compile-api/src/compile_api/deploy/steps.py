@@ -133,6 +133,14 @@ class StepState:
             for name, optimizer in self.optimizers.items()
         }
 
+    def is_of_optimizer(self, owner: Any) -> bool:
+        """Whether an object is an optimizer, or what one keeps: its groups, its state, and a parameter's."""
+        return any(
+            owner is part for optimizer in self.optimizers.values()
+            for part in (optimizer, optimizer.__dict__, optimizer.state, optimizer.param_groups,
+                         *optimizer.param_groups, *optimizer.state.values())
+        )  # fmt: skip
+
     def put_back(self, gradients: Mapping[torch.Tensor, Any], states: Mapping[str, Any]) -> None:
         """Undo what the capture set.
 

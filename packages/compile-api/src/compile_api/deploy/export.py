@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import math
 import re
 import textwrap
 import types
@@ -357,13 +358,17 @@ def _refused(error: Unsupported) -> UserError:
 
 
 def _stand_in(spec: Any) -> Any:
+    """What stands for a result while the program runs to its end: no numbers, should it print them."""
     if isinstance(spec, TensorSpec):
         def number(size: Any) -> int:
             e = expr_of(size)
             return size if e is None else int(size.ctx.hint(e))
 
         shape, strides = [number(s) for s in spec.shape], [number(s) for s in spec.strides]
-        return torch.empty_strided(shape, strides, dtype=spec.dtype, device=spec.device)
+        made = torch.empty_strided(shape, strides, dtype=spec.dtype, device=spec.device)
+        flat = made.as_strided((made.untyped_storage().nbytes() // made.itemsize,), (1,))
+        flat.fill_(math.nan if spec.dtype.is_floating_point or spec.dtype.is_complex else 0)
+        return made
     return spec if expr_of(spec) is None else _SizeOf(spec.ctx.hint(expr_of(spec)))
 
 

@@ -59,8 +59,8 @@ def _is_free(fusion: Fusion, cluster: Cluster) -> bool:
 
 
 def _only_copies(cluster: Cluster) -> bool:
-    """Does it copy? On a CPU one kernel copies any number of elements: joined ones would be compiled for every number of
-    operands beside it."""
+    """Does it copy? On a CPU one kernel copies any number of elements: joined ones would be compiled for every number
+    of operands beside it."""
     return all(node.op == "copy" for node in cluster.nodes)
 
 

@@ -60,7 +60,7 @@ def stages() -> Stages:
     model, x = space["model"], space["x"]
     with torch.no_grad():
         found = dynamo_capture.explain(model)(x)
-        captured = dynamo_capture.export_graph(model, x)
+        captured = dynamo_capture.export_graph(model, x).envelope
     inputs = [torch.zeros([int(n) for n in d.spec.shape]) for d in captured.inputs]
     gm = captured.module()
     options = Options(verify="every_pass", threads=2)

@@ -158,7 +158,7 @@ def test_is_exporting_while_exporting():
             return x * 2
         return x * 3
 
-    env = dynamo_capture.export_graph(fn, X)
+    env = dynamo_capture.export_graph(fn, X).envelope
     assert torch.equal(env.module()(X)[0], X * 2)
 
 

@@ -5,12 +5,12 @@ __version__ = "0.1.0"
 from dynamo_capture.breaks import BreakInfo
 from dynamo_capture.contract import supports_dynamic_shapes
 from dynamo_capture.dynamic import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
+from dynamo_capture.exported import ExportedGraph, export_graph
 from dynamo_capture.frontend import (
     Explanation,
     allow_in_graph,
     disable,
     explain,
-    export_graph,
     optimize,
     reset,
 )
@@ -30,6 +30,7 @@ from dynamo_capture.wrappers import is_disabled
 __all__ = [
     "BreakInfo",
     "Explanation",
+    "ExportedGraph",
     "allow_in_graph",
     "assume_constant_result",
     "cudagraph_mark_step_begin",

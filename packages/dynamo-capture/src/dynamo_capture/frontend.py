@@ -40,7 +40,7 @@ from prims.eager import leave_to_eager
 from prims.errors import NotCompiled, Unsupported, UserError
 from prims.forking import at_once, compiling
 from prims.imports import forget_broken_imports
-from prims.ir import Envelope, register_callable
+from prims.ir import register_callable
 from prims.logs import show_logs
 from prims.options import Options
 from prims.records import record
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dynamo_capture.stored.reading import Restored
     from dynamo_capture.translate import CompileGraph, Translation
 
-__all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
+__all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "optimize", "reset"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NAMED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
@@ -278,6 +278,8 @@ class Optimizer:
         where = place_of(code)
         if entries or state.pending:
             reason = miss_reason(entries or state.pending, request)
+            if self.exporting:
+                raise _RefusedByStance(f"the graph of {code.co_qualname} is not for this call: {reason}")
             self.report.recompile(code.co_qualname, reason, where)
             limit = self.options.recompile_limit
             state.misses.append(reason)
@@ -500,7 +502,7 @@ class Optimizer:
 
 
 class _RefusedByStance(Exception):
-    """A frame would be captured, which the stance forbids."""
+    """A frame would be captured, which the stance forbids, or again, for which an exported graph is not there."""
 
 
 class _BackendError(Exception):
@@ -742,29 +744,3 @@ def explain(fn: Any, *, options: Options | None = None) -> Callable[..., Explana
         return result
 
     return explained
-
-
-def export_graph(fn: Any, *args: Any, options: Options | None = None, **kwargs: Any) -> Envelope:
-    """The torch dialect envelope of one call, which must be a single graph.
-
-    Raises:
-        Unsupported: the graph breaks, or there is nothing to capture.
-    """
-    envelopes: list[Envelope] = []
-
-    @supports_dynamic_shapes
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        envelopes.append(gm.meta["envelope"])
-        return gm.forward
-
-    base = options or Options()
-    compiled: Any = optimize(fn, backend, options=base.replace(fullgraph=True))
-    compiled.__quintet_optimizer__.exporting = True
-    compiled(*args, **kwargs)
-    if len(envelopes) != 1:
-        raise Unsupported(f"{fn!r} gave {len(envelopes)} graphs; export needs exactly one")
-    for entry in envelopes[0].symbols:
-        if entry.hint is None and entry.binding is not None:
-            source = envelopes[0].inputs[entry.binding.input_index].source
-            raise Unsupported(f"{fn!r} calls {source}, whose result is no argument of the graph")
-    return envelopes[0]

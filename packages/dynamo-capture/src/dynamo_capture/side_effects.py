@@ -246,10 +246,10 @@ class SideEffects:
             object_behind: the existing container that a value stands for, or None.
         """
         found = []
-        for key, value in self._mutated.items():
-            obj = object_behind(value)
-            if not _is_as_was(value, obj):
-                found.append(Write(str(value.source), obj, self._lines.get(key)))
+        for own, container in self._mutated.items():
+            obj = object_behind(container)
+            if not _is_as_was(container, obj):
+                found.append(Write(str(container.source), obj, self._lines.get(own)))
 
         def add(holder: str, obj: Any, name: str, value: Value | None, key: Any) -> None:
             if not (isinstance(value, ConstantValue) and _holds(obj, name, value.value)):

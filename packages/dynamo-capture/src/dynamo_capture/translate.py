@@ -500,6 +500,7 @@ def _graph_module(tx: Capture, outputs: list[Any], name: str) -> torch.fx.GraphM
         inputs=inputs,
         outputs=descs,
         symbols=SymbolTable.from_inputs(inputs, tx.symbols),
+        default_dtype=torch.get_default_dtype(),
     )
     gm.meta["name"] = name
     if tx.request.exporting:

@@ -273,6 +273,7 @@ def _backward(
         inputs=tuple(inputs),
         outputs=outputs,
         symbols=SymbolTable.from_inputs(inputs, env.symbols.context),
+        default_dtype=env.default_dtype,
     )
     return envelope, tuple(symbols), tuple(index for index, _ in present)
 

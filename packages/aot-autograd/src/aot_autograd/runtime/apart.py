@@ -25,7 +25,7 @@ from weakref import ref
 
 import torch
 
-from aot_autograd.runtime.emitted import apply_of
+from aot_autograd.runtime.emitted import apply_of, gate_tensor
 from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.nested import handed_to_inputs, less
 
@@ -164,7 +164,7 @@ class Apart:
             ctx.second = None
             ctx.shared = shared
             ctx.others = {n: ref(args[n]) for n in others} if others else _NONE
-            return torch.empty(0, device=device)
+            return gate_tensor(device)
 
         def backward(ctx: Any, gate: None) -> Any:
             state = ctx.shared.at_pass()
@@ -231,4 +231,4 @@ def _are_awaited(shared: Shared, state: _Pass) -> bool:
 
 def nothing_behind() -> torch.Tensor:
     """In place of a gate, for results that lead to no input."""
-    return torch.empty(0, requires_grad=True)
+    return gate_tensor(requires_grad=True)

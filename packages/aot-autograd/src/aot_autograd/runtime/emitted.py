@@ -16,7 +16,7 @@ from prims.undo import undoing
 
 __all__ = [
     "SIZE_FUNCTIONS", "RunEagerly", "aligned", "apply_of", "as_made", "as_strided_from", "copy_all", "counter_of",
-    "emitted_function", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "shares_memory",
+    "emitted_function", "gate_tensor", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "shares_memory",
     "write_over", "written",
 ]  # fmt: skip
 
@@ -91,6 +91,12 @@ def as_made(view: torch.Tensor, how: str) -> torch.Tensor:
     return view
 
 
+def gate_tensor(device: Any = None, requires_grad: bool = False) -> torch.Tensor:
+    """An empty tensor that stands between two nodes, or the gradient for it, which carries what the next node takes as
+    attributes. Both are of one dtype whatever the default has become: autograd would cast, and give another tensor."""
+    return torch.empty(0, dtype=torch.float32, device=device, requires_grad=requires_grad)
+
+
 class _LeadsNowhere(torch.autograd.Function):
     """Results that need gradients, on account of leaves that only the program could see."""
 
@@ -107,7 +113,7 @@ class _LeadsNowhere(torch.autograd.Function):
 def lead_nowhere(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Runs in the emitted code: the results as tensors with a history, at the end of which nothing takes a gradient."""
     with torch.enable_grad():
-        return _LeadsNowhere.apply(torch.empty(0, requires_grad=True), *results)  # type: ignore[no-any-return]
+        return _LeadsNowhere.apply(gate_tensor(requires_grad=True), *results)  # type: ignore[no-any-return]
 
 
 def new_seed(device: torch.device) -> torch.Tensor:

@@ -28,6 +28,7 @@ from torch.fx import Node
 from torch.nn.parallel import DistributedDataParallel
 
 from aot_autograd.runtime.again import RunAgain
+from aot_autograd.runtime.emitted import gate_tensor
 from aot_autograd.runtime.halves import kept_box
 from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.lazy import LazyBackward
@@ -249,7 +250,7 @@ def _node(source: _Sectioned, again: RunAgain, k: int, others: list[int], device
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         ctx.second = None
         ctx.others = {n: ref(args[n]) for n in others}
-        return torch.empty(0, device=device)
+        return gate_tensor(device)
 
     def backward(ctx: Any, gate: Any) -> Any:
         if k:
@@ -268,7 +269,7 @@ def _node(source: _Sectioned, again: RunAgain, k: int, others: list[int], device
             hush(ctx, results, ctx.others)
         if last:
             return tuple(results) if len(results) > 1 else results[0]
-        following: Any = torch.empty(0, device=device)
+        following: Any = gate_tensor(device)
         following.running, following.partial = running, partial
         return (*results, following)
 

@@ -28,7 +28,7 @@ from weakref import ref
 import torch
 
 from aot_autograd.runtime.again import RunAgain, Unknown, call_of, present
-from aot_autograd.runtime.emitted import apply_of, of_value_alone
+from aot_autograd.runtime.emitted import apply_of, gate_tensor, of_value_alone
 from aot_autograd.runtime.hush import hooks_of
 
 __all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
@@ -53,7 +53,7 @@ class _Nowhere(torch.autograd.Function):
 def nowhere() -> torch.Tensor:
     """What each link takes before the results."""
     with torch.inference_mode(False), torch.enable_grad():
-        return _Nowhere.apply(torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
+        return _Nowhere.apply(gate_tensor(requires_grad=True))  # type: ignore[no-any-return]
 
 
 def make_link(again: RunAgain, kept: frozenset[int]) -> Callable[..., torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from aot_autograd.partition.split import Partition, needed_by_backward
 from aot_autograd.partition.visible import checked_late
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view
-from aot_autograd.runtime.emitted import aligned, counter_of
+from aot_autograd.runtime.emitted import aligned, counter_of, gate_tensor
 from aot_autograd.runtime.halves import keep_box, kept_box
 from aot_autograd.runtime.handing import bucket_limits
 from aot_autograd.runtime.hush import hush
@@ -343,9 +343,9 @@ def _forward(joint: Joint, partition: Partition, apart: bool = False) -> Emitted
     told = ", told" if unbacked_of_results(outcome) else ""
     texts = [outputs[i] for i in returned]
     if apart:
-        source.globals.update(empty=torch.empty)
+        source.globals.update(gate_tensor=gate_tensor)
         source.line(f"made += {', '.join(texts)},")
-        source.line("return empty(0)")
+        source.line("return gate_tensor()")
         return _emitted(source, f"forward(ctx, gate, args, shared, gates, made{told})")
     plain = [outputs[i] for i in returned if i not in joint.tangents]
     if plain:
@@ -399,9 +399,9 @@ def _collect(joint: Joint, partition: Partition) -> Emitted:
     """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
     source = Source()
     returned = _returned(joint)
-    source.globals.update(empty=torch.empty, device=joint.tangent_specs[0].device)
+    source.globals.update(gate_tensor=gate_tensor, device=joint.tangent_specs[0].device)
     source.globals["grad_enabled"] = torch.is_grad_enabled
-    source.line("gate = empty(0, device=device)")
+    source.line("gate = gate_tensor(device)")
     at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
     source.line("gate.again = None")
     changed = " or has_changed()" if joint.still else ""

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from aot_autograd.runtime.emitted import gate_tensor
+
 __all__ = ["standing_in"]
 
 #: Whether nodes of a type raise, as found by one of them.
@@ -29,7 +31,7 @@ def standing_in(args: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
         return args
     made = list(args)
     for i in refusing:
-        made[i] = _StandIn.apply(torch.empty(0, requires_grad=True), args[i].detach(), args[i].grad_fn)
+        made[i] = _StandIn.apply(gate_tensor(requires_grad=True), args[i].detach(), args[i].grad_fn)
     return made
 
 

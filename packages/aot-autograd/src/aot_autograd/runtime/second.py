@@ -17,6 +17,7 @@ from weakref import ref
 import torch
 from torch.autograd.graph import GradientEdge
 
+from aot_autograd.runtime.emitted import gate_tensor
 from aot_autograd.runtime.hush import hush, is_of_program, pass_by
 
 __all__ = ["REFUSAL", "SecondRun", "enter"]
@@ -215,7 +216,7 @@ class SecondRun:
         # Nothing arrives by the gates, but their nodes get their turn after what waits for them.
         wait_at: Sequence[torch.Tensor] = gates if inside else ()
         if not handed and not entered.tensors and not wait_at:
-            wait_at = (torch.empty(0, requires_grad=True),)  # they lead to leaves that the region has made
+            wait_at = (gate_tensor(requires_grad=True),)  # they lead to leaves that the region has made
         behind = (*handed.values(), *wait_at, *entered.tensors)
         left = _Exit.apply(self, [values[i] for i in places], inside, list(handed), entered, *behind)
         for i, value in zip(places, left, strict=True):
@@ -275,7 +276,7 @@ def enter(tensor: torch.Tensor, former: torch.Tensor | None = None) -> torch.Ten
     value = bare(tensor if former is None else former)
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return value
-    return _Entrance.apply(torch.empty(0, requires_grad=True), value)  # type: ignore[no-any-return]
+    return _Entrance.apply(gate_tensor(requires_grad=True), value)  # type: ignore[no-any-return]
 
 
 class _Entered:

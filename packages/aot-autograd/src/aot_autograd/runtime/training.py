@@ -19,7 +19,7 @@ import torch
 
 from aot_autograd.runtime.again import RunAgain
 from aot_autograd.runtime.apart import Apart, Shared, nothing_behind
-from aot_autograd.runtime.emitted import apply_of, emitted_function
+from aot_autograd.runtime.emitted import apply_of, emitted_function, gate_tensor
 from aot_autograd.runtime.handing import Buckets
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.nested import make_link, nowhere
@@ -151,7 +151,7 @@ def _make_gate(plan: TrainingPlan, backward: LazyBackward, again: RunAgain) -> t
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         ctx.second = None
         ctx.others = {k: ref(args[k]) for k in others} if others else _NONE
-        return torch.empty(0, device=device)
+        return gate_tensor(device)
 
     back = _function(plan.give, {"run_backward": backward, "run_again": again.gradients})
     methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}

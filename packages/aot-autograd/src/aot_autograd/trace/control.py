@@ -202,7 +202,7 @@ def _trace(
     return Envelope(
         "aten", CURRENT["aten"], "aot_autograd", aot_autograd.__version__, tracer.graph, tuple(tracer.inputs),
         tuple(OutputDesc("output", node.meta["spec"]) for node in nodes),
-        SymbolTable.from_inputs(tracer.inputs, tracer.context),
+        SymbolTable.from_inputs(tracer.inputs, tracer.context), default_dtype=torch.get_default_dtype(),
     )  # fmt: skip
 
 

@@ -435,6 +435,7 @@ def _envelope(outcome: Outcome, results: list[Any], descs: list[OutputDesc]) -> 
         symbols=SymbolTable.from_inputs(inputs, outcome.program.context, graph),
         mutations=tuple(Mutation(index, output) for index, output, _ in outcome.mutations),
         aliases=tuple(_graph_aliases(outcome)),
+        default_dtype=torch.get_default_dtype(),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from prims.defaults import default_dtype
 from prims.dtypes import HALVES, REAL_FLOATS, compute_dtype
 from prims.errors import LeftWhole, Unsupported
 from prims.spec import expr as ex
@@ -66,12 +67,12 @@ def scalar_dtype(x: object) -> torch.dtype:
     if isinstance(x, int):
         return torch.int64
     if isinstance(x, float):
-        return torch.get_default_dtype()
+        return default_dtype()
     if isinstance(x, complex):
         raise unsupported("complex numbers")
     kind = type(x).__name__
     if kind == "SymFloat":
-        return torch.get_default_dtype()
+        return default_dtype()
     if kind == "SymBool":
         return torch.bool
     return torch.int64
@@ -124,7 +125,7 @@ def float_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype a float-valued function gives for an input dtype: integers become the default dtype."""
     if dtype.is_complex:
         raise unsupported("complex tensors")
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+    return dtype if dtype.is_floating_point else default_dtype()
 
 
 def to_dtype(p: Any, x: Value, dtype: torch.dtype | None) -> Value:

@@ -21,6 +21,7 @@ from prims.decomp.common import (
     whole,
 )
 from prims.decomp.registry import decomposition
+from prims.defaults import default_dtype
 from prims.spec.rules.creation import arange_length
 
 
@@ -32,7 +33,7 @@ def _strided(layout: Any, pin_memory: Any, dtype: torch.dtype) -> None:
 
 
 def _filled(p: Any, size: Sequence[Size], value: Any, default: torch.dtype | None, kw: dict[str, Any]) -> Value:
-    dtype = kw.get("dtype") or default or torch.get_default_dtype()
+    dtype = kw.get("dtype") or default or default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     return p.full(tuple(size), element(value, dtype), dtype, chosen_device(kw.get("device")))
 
@@ -159,7 +160,7 @@ def arange_start(p: Any, start: Any, end: Any, **kw: Any) -> Value:
 def arange_step(p: Any, start: Any, end: Any, step: Any = 1, **kw: Any) -> Value:
     """start, start + step, ... before end."""
     whole = all(scalar_dtype(x) == torch.int64 for x in (start, end, step))
-    dtype = kw.get("dtype") or (torch.int64 if whole else torch.get_default_dtype())
+    dtype = kw.get("dtype") or (torch.int64 if whole else default_dtype())
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     if not dtype.is_floating_point:
         start, end, step = (int(x) if isinstance(x, float) else x for x in (start, end, step))
@@ -170,7 +171,7 @@ def arange_step(p: Any, start: Any, end: Any, step: Any = 1, **kw: Any) -> Value
 @decomposition("aten.linspace.default", "quintet.linspace.default")
 def linspace(p: Any, start: Any, end: Any, steps: Size, **kw: Any) -> Value:
     """`steps` evenly spaced values from start to end, counted from the nearer end as eager does."""
-    dtype = kw.get("dtype") or torch.get_default_dtype()
+    dtype = kw.get("dtype") or default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     if not dtype.is_floating_point or is_value(start) or is_value(end):
         raise whole("linspace of integers or between tensors")
@@ -203,7 +204,7 @@ def fft_rfftfreq(p: Any, n: Size, d: float = 1.0, **kw: Any) -> Value:
 
 
 def _frequencies(p: Any, n: Size, d: float, kw: dict[str, Any], *, negative: bool) -> Value:
-    dtype = kw.get("dtype") or torch.get_default_dtype()
+    dtype = kw.get("dtype") or default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     if not dtype.is_floating_point or type(n) is not int or not n * d:
         raise whole("frequencies as complex numbers, of a symbolic size or of none")
@@ -218,7 +219,7 @@ def _frequencies(p: Any, n: Size, d: float, kw: dict[str, Any], *, negative: boo
 @decomposition("aten.eye.default", "aten.eye.m")
 def eye(p: Any, n: Size, m: Size | None = None, **kw: Any) -> Value:
     """1 on the diagonal, 0 elsewhere."""
-    dtype = kw.get("dtype") or torch.get_default_dtype()
+    dtype = kw.get("dtype") or default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     device = chosen_device(kw.get("device"))
     shape = (n, n if m is None else m)

@@ -172,6 +172,7 @@ class Envelope:
         producer: name of the package that made it, and ``producer_version`` its version.
         graph: one placeholder per input, in order; returns one flat tuple (torch dialect included).
         constants: tensors that ``get_attr`` nodes name.
+        default_dtype: what Python's floats, and quotients of whole numbers, are in the program.
     """
 
     dialect: str
@@ -185,6 +186,7 @@ class Envelope:
     mutations: tuple[Mutation, ...] = ()
     aliases: tuple[Alias, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    default_dtype: torch.dtype = torch.float32
 
     def replace(self, **changes: Any) -> Envelope:
         """A copy with some fields changed."""

@@ -20,7 +20,7 @@ def structural_difference(a: Envelope, b: Envelope) -> str | None:
     Nodes are compared in program order by kind, target, arguments, metadata and source; symbols by name; constants by
     content.
     """
-    for name in ("dialect", "version", "producer", "producer_version", "mutations"):
+    for name in ("dialect", "version", "producer", "producer_version", "mutations", "default_dtype"):
         if getattr(a, name) != getattr(b, name):
             return f"{name}: {getattr(a, name)!r} and {getattr(b, name)!r}"
     if a.symbols.entries != b.symbols.entries:

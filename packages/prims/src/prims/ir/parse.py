@@ -29,6 +29,7 @@ from prims.ir.stored import (
     checked_form,
     constant_name,
     device_of,
+    float_named,
     integer,
     plain_name,
     size_of,
@@ -99,6 +100,7 @@ class _Parser:
         self.outputs: list[OutputDesc] = []
         self.mutations: list[Mutation] = []
         self.aliases: list[Alias] = []
+        self.default_dtype = torch.float32
         self.graph = torch.fx.Graph()
         self.values: dict[str, torch.fx.Node] = {}
         self.number = 0
@@ -140,10 +142,12 @@ class _Parser:
             mutations=tuple(self.mutations),
             aliases=tuple(self.aliases),
             constants=self.constants,
+            default_dtype=self.default_dtype,
         )
 
     def line(self, line: str) -> None:
         handlers: dict[str, Callable[[str], None]] = {
+            "default": self.default,
             "symbol": self.symbol,
             "input": self.input,
             "constant": self.constant,
@@ -165,6 +169,9 @@ class _Parser:
         if found is None:
             raise self.fail("the statement does not have its form")
         return found.groups()
+
+    def default(self, line: str) -> None:
+        self.default_dtype = float_named(line.removeprefix("default").strip())
 
     def symbol(self, line: str) -> None:
         from prims.spec import SymbolContext

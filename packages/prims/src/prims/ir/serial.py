@@ -36,6 +36,7 @@ from prims.ir.stored import (
     checked_form,
     constant_name,
     device_of,
+    float_named,
     integer,
     list_of,
     plain_name,
@@ -102,6 +103,8 @@ def to_json(env: Envelope, *, indent: int | None = 1) -> str:
             for a in env.aliases
         ],
     }
+    if env.default_dtype != torch.float32:
+        data["default_dtype"] = str(env.default_dtype).removeprefix("torch.")
     return json.dumps(data, indent=indent, separators=(",", ":") if indent is None else None)
 
 
@@ -272,6 +275,7 @@ class _Decoder:
             mutations=tuple(map(_mutation, list_of(data["mutations"], "the mutations"))),
             aliases=tuple(map(self.alias, list_of(data["aliases"], "the aliases"))),
             constants=self.constants,
+            default_dtype=float_named(text_of(data.get("default_dtype", "float32"), "the default dtype")),
         )
 
     def input(self, item: dict[str, Any]) -> InputDesc:

@@ -25,8 +25,8 @@ from prims.source import SourceLoc
 
 __all__ = [
     "MAX_CONSTANTS", "MAX_DEPTH", "MAX_FILE", "call_node", "callable_value", "checked_form", "constant_name",
-    "device_of", "integer", "list_of", "plain_name", "read_file", "size_of", "source_of", "tensor_spec", "text_of",
-    "torch_value",
+    "device_of", "float_named", "integer", "list_of", "plain_name", "read_file", "size_of", "source_of", "tensor_spec",
+    "text_of", "torch_value",
 ]  # fmt: skip
 
 #: Bytes of a stored graph's text, nesting of its values, dimensions of a tensor, characters of a string.
@@ -97,6 +97,14 @@ def integer(value: Any, low: int = -(2**63), high: int = 2**64 - 1) -> int:
     if type(value) is not int or not low <= value <= high:
         raise _bad(f"{str(value)[:80]!r} is no integer from {low} to {high}")
     return value
+
+
+def float_named(name: str) -> torch.dtype:
+    """The floating dtype of that name."""
+    dtype = getattr(torch, name, None) if name.isidentifier() else None
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise StoredGraphError("FILE-C2", f"the default dtype is {name[:80]!r}")
+    return dtype
 
 
 def list_of(value: Any, what: str, length: int | None = None) -> list[Any]:

@@ -44,6 +44,7 @@ def print_text(env: Envelope, *, sources: bool = True) -> str:
     """
     lines = [
         f"envelope {env.dialect} {env.version[0]}.{env.version[1]} by {env.producer} {env.producer_version}",
+        *([] if env.default_dtype == torch.float32 else [f"default {env.default_dtype}".replace("torch.", "")]),
         *map(_symbol_line, env.symbols),
         *(_input_line(desc, sources) for desc in env.inputs),
         *(_constant_line(name, value) for name, value in sorted(env.constants.items())),

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable
 
 from prims.debug import keep
+from prims.defaults import under_default_dtype
 from prims.forking import compiling
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Observer, Pass, run_passes
@@ -60,6 +61,7 @@ def lower(
         )
         for step in passes
     ]
-    lowered = run_passes(env_aten, steps, options=context.options, report=report, observer=observer)
+    with under_default_dtype(env_aten.default_dtype):
+        lowered = run_passes(env_aten, steps, options=context.options, report=report, observer=observer)
     keep(context.options, report, "prim", lambda: str(lowered))
     return lowered

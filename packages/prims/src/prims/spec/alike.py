@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from prims.defaults import default_dtype
 from prims.spec.infer import RULES, infer, op_name
 from prims.spec.tensorspec import TensorSpec
 
@@ -104,7 +105,7 @@ class Inferred(Alike):
             return infer(func, args, kwargs)
         try:
             named = tuple([(name, self.argument(value)) for name, value in kwargs.items()]) if kwargs else None
-            key = id(func), torch.get_default_dtype(), tuple(map(self.argument, args)), named
+            key = id(func), default_dtype(), tuple(map(self.argument, args)), named
         except NotAlike:
             return infer(func, args, kwargs)
         found = self._found.get(key)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from prims.defaults import default_dtype
 from prims.spec.sym import Sym, SymBool, SymFloat
 from prims.spec.tensorspec import TensorSpec
 
@@ -40,9 +41,9 @@ def number_dtype(x: Any) -> torch.dtype:
     if isinstance(x, (int, Sym)):
         return torch.int64
     if isinstance(x, (float, SymFloat)):
-        return torch.get_default_dtype()
+        return default_dtype()
     if isinstance(x, complex):
-        return complex_dtype(torch.get_default_dtype())
+        return complex_dtype(default_dtype())
     raise TypeError(f"not a number: {x!r}")
 
 
@@ -88,7 +89,7 @@ def result_dtype(operands: Any) -> torch.dtype:
 
 def to_float_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a function that gives floats: integers and bool become the default dtype."""
-    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return dtype if dtype.is_floating_point or dtype.is_complex else default_dtype()
 
 
 def sum_dtype(dtype: torch.dtype, asked: torch.dtype | None) -> torch.dtype:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from prims.defaults import default_dtype
 from prims.registry import define_operator
 from prims.spec import layout
 from prims.spec.infer import meta_rule
@@ -27,7 +28,7 @@ def _device(device: Any) -> torch.device:
 def fresh(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: Any = None) -> TensorSpec:
     """A new dense tensor; ``dtype`` None means the default one."""
     shape = tuple(shape)
-    dtype = torch.get_default_dtype() if dtype is None else dtype
+    dtype = default_dtype() if dtype is None else dtype
     if memory_format in (torch.channels_last, torch.channels_last_3d):
         return TensorSpec(shape, dtype, _device(device), layout.channels_last_strides(shape))
     return TensorSpec(shape, dtype, _device(device))
@@ -93,7 +94,7 @@ def empty_strided(
     device: Any = None,
     pin_memory: Any = None,
 ) -> TensorSpec:
-    return TensorSpec(size, dtype or torch.get_default_dtype(), _device(device), stride)
+    return TensorSpec(size, dtype or default_dtype(), _device(device), stride)
 
 
 @meta_rule("aten.empty_permuted.default")
@@ -109,7 +110,7 @@ def empty_permuted(
     if len({d % len(size) for d in physical_layout}) != len(size):
         raise RuntimeError(f"Duplicate dim in the physical layout {list(physical_layout)}")
     strides = strides_in_order(tuple(size), reversed(physical_layout))
-    return TensorSpec(size, dtype or torch.get_default_dtype(), _device(device), strides)
+    return TensorSpec(size, dtype or default_dtype(), _device(device), strides)
 
 
 strides_in_order = layout.strides_in_order
@@ -214,7 +215,7 @@ def _as_whole(number: Any) -> Any:
 def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> TensorSpec:
     if dtype is None:
         integral = all(isinstance(v, (int, Sym)) for v in (start, end, step))
-        dtype = torch.int64 if integral else torch.get_default_dtype()
+        dtype = torch.int64 if integral else default_dtype()
     return TensorSpec((arange_length(start, end, step),), dtype, _device(device))
 
 

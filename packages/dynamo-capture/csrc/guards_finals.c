@@ -180,8 +180,10 @@ shape_operand(const GuardTree *tree, const ShapeToken *token, PyObject **slots, 
     PyObject *value = slots[tree->nodes[token->node].slot];
     if (token->op == SHAPE_INT) {
         int overflow = 0;
-        *out = PyLong_Check(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : 0;
-        return PyLong_Check(value) && !overflow;
+        // A bool, or a member of an enumeration, is another program's: it prints, indexes and promotes otherwise.
+        bool is_int = PyLong_CheckExact(value);
+        *out = is_int ? PyLong_AsLongLongAndOverflow(value, &overflow) : 0;
+        return is_int && !overflow;
     }
     TensorShape shape;
     if (tensor_shape(value, &shape) < 0) {

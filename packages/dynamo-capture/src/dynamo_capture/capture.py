@@ -28,6 +28,7 @@ from dynamo_capture.values.inference import InferenceRegion
 from dynamo_capture.values.made_arrays import MadeArrays
 from dynamo_capture.values.objects import DELETED, ExceptionValue
 from dynamo_capture.values.tensor import SymValue
+from dynamo_capture.versions import version_of
 from dynamo_capture.wrap import wrap
 from prims.ir import SourceLoc
 from prims.spec import AbstractMode, SymbolContext
@@ -216,7 +217,7 @@ class Capture:
         """
         brk.where = self.location()
         step = self.frames[0].call_step()  # type: ignore[attr-defined]
-        self.written.append(EarlierEnd(step, brk, tuple((tensor, tensor._version) for tensor in tensors)))
+        self.written.append(EarlierEnd(step, brk, tuple((tensor, version_of(tensor)) for tensor in tensors)))
 
     def count(self, instructions: int) -> None:
         """Instructions were interpreted; a capture that goes on without end is stopped."""

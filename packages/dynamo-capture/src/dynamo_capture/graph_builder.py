@@ -327,7 +327,7 @@ class GraphBuilder:
             self.tx.raising.traced = self.tx.frames[0].call_step()  # type: ignore[attr-defined]
         if written and self.tx.levels:
             self._check_level(fn, written)
-        if not written and not self._may_write(fn, examples, facts, uncounted):
+        if not written and not self._may_write(fn, facts, uncounted):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))
                 if known is not None and not may_be_copied(self.tx, fn, known):
@@ -434,15 +434,15 @@ class GraphBuilder:
             return TupleValue([ConstantValue(s) for s in result], torch.Size)
         return self.tx.from_python(result)
 
-    def _may_write(self, fn: Any, examples: list[Any], facts: Called, uncounted: bool) -> bool:
+    def _may_write(self, fn: Any, facts: Called, uncounted: bool) -> bool:
         """Whether the call may have changed an argument without a trace in its version counter.
 
         Args:
-            uncounted: there are tensors without a counter among the arguments.
+            uncounted: there are tensors without a counter among the arguments, ``out=`` and lists included.
         """
         if fn in _DETACHES or fn in ("requires_grad_", require_gradient):
             return True
-        if not uncounted or not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
+        if not uncounted:
             return False
         if isinstance(fn, torch._ops.OpOverload):
             may_write = fn._schema.is_mutable

@@ -50,7 +50,8 @@ class SubgraphBuilder(GraphBuilder):
 
     def new_example(self, name: str, example: torch.Tensor) -> TensorValue:
         """As :meth:`new_input`, of an abstract tensor; writing to it is writing outside."""
-        self._versions.append((example, example._version))
+        if not example.is_inference():
+            self._versions.append((example, example._version))
         return self._of_example(name, example)
 
     def _of_example(self, name: str, example: torch.Tensor) -> TensorValue:

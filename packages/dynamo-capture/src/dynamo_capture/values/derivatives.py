@@ -23,6 +23,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import set_mode, special, special_by_name
+from dynamo_capture.versions import version_of
 from prims.records import record
 from prims.spec.tensor import HISTORY_NODE
 from prims.transforms import distinct, gradient, require_gradient
@@ -130,7 +131,7 @@ def _outside(tx: Capture, level: Level, value: Value) -> Value:
     if not isinstance(value, TensorValue):
         return value
     known = level.wrapped.get(id(value))
-    if known is not None and not value.example._version:
+    if known is not None and not version_of(value.example):
         return known[1]
     if not value.example.requires_grad:
         return value

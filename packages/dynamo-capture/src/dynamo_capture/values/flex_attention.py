@@ -83,7 +83,8 @@ class _ScalarGraph(SubgraphBuilder):
             return super().call(fn, args, kwargs, method=method)
         if fn is operator.getitem:
             return self._read(args[0].realize(), args[1].realize())
-        before = [(v, v.example._version) for v in operands]
+        before = [(v, v.example._version) for v in operands if not v.example.is_inference()]
+        uncounted = [v for v in operands if v.example.is_inference() and v is not self.score]
         with _Seen() as seen:
             result = super().call(fn, args, kwargs, method=method)
         names = {op._schema.name for op in seen.ops}
@@ -92,7 +93,8 @@ class _ScalarGraph(SubgraphBuilder):
                 raise _varies(f"{op._schema.name} of")
         if any(v.example.ndim for v in _tensors([*args, *kwargs.values(), result])):
             raise _varies(f"{', '.join(sorted(names))} of a tensor with dimensions and of")
-        if any(v.example._version != version and v is not self.score for v, version in before):
+        written = any(v.example._version != version and v is not self.score for v, version in before)
+        if written or uncounted and any(op._schema.is_mutable for op in seen.ops):
             raise _varies("writing into")
         if isinstance(result, TensorValue) and not names & _MAKERS:
             self.varying.add(result.node)

@@ -31,6 +31,7 @@ from dynamo_capture.values.picks import is_seen_outside
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import special
 from dynamo_capture.values.weak import WeakReferenceValue
+from dynamo_capture.versions import version_of
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -281,7 +282,7 @@ class _Reading:
             return True
         outputs = {value.node for value in needed.values() if isinstance(value, TensorValue)}
         return any(
-            tensor.example._version != version or is_seen_outside(tensor.node, outputs)
+            version_of(tensor.example) != version or is_seen_outside(tensor.node, outputs)
             for tensor, version in self._tensors
         )
 
@@ -296,7 +297,7 @@ class _Reading:
         if isinstance(value, (BuiltinValue, ClassValue, PyModuleValue)):
             return _is_fixed(value.obj)
         if isinstance(value, TensorValue):
-            self._tensors.append((value, value.example._version))
+            self._tensors.append((value, version_of(value.example)))
             return value.source is None
         return isinstance(value, (ConstantValue, SymValue))
 

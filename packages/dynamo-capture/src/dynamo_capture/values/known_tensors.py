@@ -211,7 +211,7 @@ class _Computing:
 
 def _may_be_known(example: torch.Tensor) -> bool:
     sizes = all(type(size) is int for size in example.shape)
-    return sizes and example.device.type == "cpu" and not example._version and not example.is_inference()
+    return sizes and example.device.type == "cpu" and not example.is_inference() and not example._version
 
 
 def _method(name: str) -> Any:

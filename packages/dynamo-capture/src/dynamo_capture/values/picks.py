@@ -86,7 +86,7 @@ def pick(tx: Capture, tensor: TensorValue, key: Value, brk: GraphBreak) -> Value
         taken = tx.graph_call(operator.getitem, [taken, _along(tx, dim, index)], {})
         copies.append(taken.node)
         taken = tx.graph_call("squeeze", [taken, ConstantValue(dim)], {}, method=True)
-    if taken.example.stride() != view.stride():
+    if taken.example.is_inference() or taken.example.stride() != view.stride():
         raise brk
     brk.where = tx.location()
     step = tx.frames[0].call_step()  # type: ignore[attr-defined]

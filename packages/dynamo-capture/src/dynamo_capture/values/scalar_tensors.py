@@ -25,6 +25,7 @@ from dynamo_capture.values.composites import TENSOR_MAKERS
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.versions import version_of
 from prims.spec.expr import bits_of_float, round_to_single
 from prims.spec.sym import float_to_single
 
@@ -62,8 +63,8 @@ def known_number(tx: Capture, tensor: TensorValue) -> Value | None:
         return None
     if tensor.scalar is not None:
         number, version = tensor.scalar
-        return number() if version == example._version else None
-    if example._version or not _is_of_optimizer(tx, tensor):
+        return number() if version == version_of(example) else None
+    if version_of(example) or not _is_of_optimizer(tx, tensor):
         return None
     tensor.scalar = _once(partial(_input, tx, tensor)), 0
     return tensor.scalar[0]()
@@ -109,7 +110,7 @@ def _input(tx: Capture, tensor: TensorValue) -> Value | None:
 def note_number(tensor: Value, number: Number) -> None:
     """The tensor, as the region has just made or written it, holds this float."""
     if isinstance(tensor, TensorValue) and _may_hold(tensor.example):
-        tensor.scalar = number, tensor.example._version
+        tensor.scalar = number, version_of(tensor.example)
 
 
 def numbers_after(
@@ -147,7 +148,7 @@ def _whatever_is_drawn(fn: Any, a: Value, b: Value) -> bool | None:
         a, b, fn = b, a, _MIRRORED[fn]
     if not isinstance(a, TensorValue) or type(b) is not ConstantValue or type(b.value) not in (int, float):
         return None
-    if a.node.target is not torch.rand or a.example._version or a.example.dtype not in _KINDS:
+    if a.node.target is not torch.rand or version_of(a.example) or a.example.dtype not in _KINDS:
         return None
     at_0, at_1 = _OF_RANDOM[fn]
     return at_0 if _beyond(fn, b.value) else at_1 if b.value >= 1 else None
@@ -244,7 +245,7 @@ def _one(
     """``change`` of the number that a tensor holds now; asked only when somebody reads it."""
     if not isinstance(tensor, TensorValue) or not _may_hold(tensor.example):
         return []
-    held, version = tensor.scalar, tensor.example._version
+    held, version = tensor.scalar, version_of(tensor.example)
     if held is None:
         if version or not _is_of_optimizer(tx, tensor):
             return []

@@ -21,6 +21,7 @@ from dynamo_capture.values.containers import ListValue
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import special
+from dynamo_capture.versions import version_of
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -47,12 +48,12 @@ def _maybe_step(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     found = tx.from_python(infinities).realize().call(tx, [state], {}).realize()
     if not isinstance(found, TensorValue):
         raise GraphBreak("QB02", "the step of a GradScaler without gradients")
-    before = {id(value): value.example._version for value in tx.graph.values()}
+    before = {id(value): version_of(value.example) for value in tx.graph.values()}
     last = next(iter(reversed(tx.graph.graph.nodes)))
     _step(tx, optimizer)
     if any(_name(node).removesuffix("_") in _RANDOM for node in _after(last)):
         raise GraphBreak("QB02", "a GradScaler that skips a step which draws random numbers")
-    written = [value for value in _existing(tx, before) if value.example._version != before.get(id(value), 0)]
+    written = [value for value in _existing(tx, before) if version_of(value.example) != before.get(id(value), 0)]
     with tx.graph.graph.inserting_before(last.next):
         old = [_copy(tx, value) for value in written]
     for device in dict.fromkeys(value.example.device for value in written):

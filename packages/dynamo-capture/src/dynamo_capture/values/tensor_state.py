@@ -16,6 +16,7 @@ from torch.fx import Node
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.versions import version_of
 from prims.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class GradientFunctionValue(Value):
         self.tensor = tensor
 
     def _break(self, what: str) -> GraphBreak:
-        computed = self.tensor.real_tensor is None or self.tensor.example._version
+        computed = self.tensor.real_tensor is None or version_of(self.tensor.example)
         return GraphBreak("QB06", f"{what} of the grad_fn of a tensor", leaves="callers" if computed else None)
 
     @property
@@ -140,7 +141,7 @@ class GradientFunctionValue(Value):
 
     def reconstruct(self, cg: CodeGen) -> None:
         # A local variable, which the program may never look at: of what the graph computes it is not eager's.
-        if self.tensor.real_tensor is None or self.tensor.example._version:
+        if self.tensor.real_tensor is None or version_of(self.tensor.example):
             raise GraphBreak("QB10", self.describe())
         cg.load(self.tensor)
         cg.load_attr("grad_fn")
@@ -153,7 +154,7 @@ def _autograd(tx: Capture, tensor: TensorValue, name: str) -> Value:
     real, example = tensor.real_tensor, tensor.example
     if id(tensor) in tx.led:  # guarded when they were set
         return ConstantValue({"is_leaf": True, "grad_fn": None, "output_nr": 0, "retains_grad": False}[name])
-    if real is None or not real.requires_grad or example._version:
+    if real is None or not real.requires_grad or version_of(example):
         value = getattr(example, name)
         if name == "grad_fn" and value is not None:
             return GradientFunctionValue(tensor)

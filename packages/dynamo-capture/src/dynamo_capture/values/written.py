@@ -33,6 +33,7 @@ from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.text import TextValue, has_symbols, text_of
 from dynamo_capture.values.texts import text_from
 from dynamo_capture.values.torch_calls import ALLOWED, special
+from dynamo_capture.versions import version_of
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -73,7 +74,7 @@ def too_early(tx: Capture) -> EarlierEnd | None:
     unsteady |= any(map(may_run_programs_code, tx.graph.graph.nodes))
     if unsteady or tx.side.stores_into(sys.__dict__) or tx.changed(sys.__dict__) is not None:
         return tx.written[0]
-    return next((each for each in tx.written if any(t._version != version for t, version in each.tensors)), None)
+    return next((each for each in tx.written if any(version_of(t) != version for t, version in each.tensors)), None)
 
 
 def may_run_programs_code(node: torch.fx.Node) -> bool:

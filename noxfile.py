@@ -33,11 +33,13 @@ EVERYTHING = STAGES["api"]
 #: ONNX Runtime runs what is written as ONNX.
 STAGE_EXTRAS = {"inductor": ["triton"], "api": ["onnx", "onnxruntime"]}
 #: Only where a user may also want them: the models of the integration tests, the demo and the benchmarks.
-LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
+LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml", "psutil"]
 #: Other runtimes, for what is written for them.
 RUNTIMES = ["onnx", "onnxruntime", "jax", "jaxlib"]
+#: What the examples run in, which would bring another torch.
+TRAINERS = ["accelerate", "peft", "lightning", "lightning-utilities", "torchmetrics", "diffusers"]
 #: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
-LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
+LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm", *TRAINERS]
 #: What the stages' own tests need besides the stage.
 STAGE_TESTS = ["pytest", "pytest-xdist", "hypothesis", "numpy", "expecttest"]
 #: The Pythons that the packages support.

@@ -173,8 +173,9 @@ def main() -> int:
         piecewise = Piecewise(model, torch.zeros(8, dtype=torch.int64))
         got = generate(piecewise, prompts, 12)
     compiled = [run for run in piecewise.compiled.values() if not isinstance(run, torch.nn.Module)]
-    print(f"{len(compiled)} compiled pieces: {LAYERS + 1} for each of {len(compiled) // (LAYERS + 1)} sizes")
     print("the same tokens as eager" if got == expected else f"other tokens: {got}, eager {expected}")
+    sizes = len(compiled) // (LAYERS + 1)
+    print(f"verdict: compiled, {len(compiled)} pieces: {LAYERS + 1} for each of {sizes} sizes, captured once")
     return 0 if got == expected and len(compiled) == 2 * (LAYERS + 1) else 1
 
 

@@ -17,7 +17,7 @@ from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar,
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.made_arrays import NumpyArray, on_arrays
 from dynamo_capture.values.tensor import SymValue, TensorValue
-from prims.spec.elementary import power
+from prims.spec.elementary import floor_quotient, power
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -86,6 +86,9 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
                 dtype = {"dtype": tx.from_python(kind)} if whole else {}
                 a = tx.from_python(of_number).realize().call(tx, [a], dtype).realize()
             if not _numbers_may_fail(fn, a, b):
+                numbers = not isinstance(a, TensorValue) and not isinstance(b, TensorValue)
+                if numbers and fn is operator.floordiv and float in (a.pytype, b.pytype):
+                    fn = floor_quotient
                 return tx.graph_call(fn, [a, b], {})
             return _fold(tx, fn, a, b)
     if tx.overriding and (result := _of_subclasses(tx, fn, a, b)) is not None:

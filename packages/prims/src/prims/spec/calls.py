@@ -102,6 +102,39 @@ def _is_matrix(x: torch.Tensor) -> bool:
     return x.numel() == 0 or all(outer == inner * size for (_, outer), (size, inner) in steps)
 
 
+def getitem(input: torch.Tensor, key: Any) -> torch.Tensor:
+    """``input[key]``: an int selects whatever else is in the key, so that symbols do it first. C++ reads an int of a
+    key as a plain number, and a step's or a position's graph would be that step's alone."""
+    items = key if isinstance(key, tuple) else (key,)
+    if not any(isinstance(item, torch.SymInt) for item in items) or not all(map(_is_of_key, items)):
+        return torch.Tensor.__getitem__(input, key)
+    taken = [_dims_taken(item) for item in items]
+    rest = input.dim() - sum(taken)
+    if rest < 0 or sum(item is Ellipsis for item in items) > 1:
+        return torch.Tensor.__getitem__(input, key)  # an error
+    found, dim, others = input, 0, []
+    for item, count in zip(items, taken, strict=True):
+        if isinstance(item, torch.SymInt):
+            found = found.select(dim, item)
+            continue
+        others.append(item)
+        dim += rest if item is Ellipsis else count
+    return found[tuple(others)] if others else found
+
+
+def _is_of_key(item: Any) -> bool:
+    """Whether it is plain how many dimensions a part of a key is for: not of bools and lists."""
+    return item is None or item is Ellipsis or (
+        isinstance(item, (int, slice, torch.SymInt, torch.Tensor)) and not isinstance(item, bool)
+    )
+
+
+def _dims_taken(item: Any) -> int:
+    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return item.dim()
+    return 0 if item is None or item is Ellipsis else 1
+
+
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``torch.nn.functional.linear``: one ``addmm`` of contiguous rows, else a matrix product plus the bias."""
     if input.ndim > 2 and weight.ndim == 2 and not (bias is not None and input.is_contiguous()):
@@ -415,6 +448,7 @@ OF_PLAIN_TENSORS: dict[Any, Call] = {
 CALLS: dict[Any, Call] = {
     torch.reshape: reshape,
     torch.Tensor.reshape: reshape,
+    torch.Tensor.__getitem__: getitem,
     torch.matmul: matmul,
     torch.Tensor.matmul: matmul,
     torch.Tensor.__matmul__: matmul,

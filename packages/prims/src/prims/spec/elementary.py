@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 from prims.spec import expr as E
 from prims.spec.sym import SymFloat, from_torch, to_torch
 
-__all__ = ["atan2", "exp", "expm1", "log", "log1p", "power"]
+__all__ = ["atan2", "exp", "expm1", "floor_quotient", "log", "log1p", "power"]
 
 
 def _function(kind: str, plain: Callable[..., float]) -> Callable[..., Any]:
@@ -32,3 +33,7 @@ log1p = _function("flog1p", math.log1p)
 atan2 = _function("fatan2", math.atan2)
 power = _function("fpow", math.pow)
 power.__name__ = power.__qualname__ = "power"
+#: ``x // y`` of floats. PyTorch's own goes by an int, which there is none of for infinities and NaN.
+floor_quotient = _function("ffloordiv", operator.floordiv)
+floor_quotient.__name__ = floor_quotient.__qualname__ = "floor_quotient"
+floor_quotient.__doc__ = "``operator.floordiv``."

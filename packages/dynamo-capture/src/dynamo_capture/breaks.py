@@ -148,7 +148,7 @@ class EarlierEnd:
 
     step: int
     brk: GraphBreak
-    tensors: tuple[tuple[Any, int], ...] = ()
+    tensors: tuple[tuple[Any, float], ...] = ()
 
 
 def without_frames(error: BaseException, handled: BaseException | None) -> None:

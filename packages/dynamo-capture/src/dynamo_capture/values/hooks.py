@@ -268,7 +268,7 @@ class _Reading:
 
     def __init__(self, hook: Value) -> None:
         self._cells: list[tuple[CellValue, Value | None]] = []
-        self._tensors: list[tuple[TensorValue, int]] = []
+        self._tensors: list[tuple[TensorValue, float]] = []
         self._seen: dict[int, Any] = {}  # functions, which it keeps, by identity
         self.stays = self._stays(hook)
 

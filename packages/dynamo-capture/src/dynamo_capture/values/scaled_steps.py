@@ -120,7 +120,7 @@ def _does_more(optimizer: ObjectValue) -> GraphBreak:
     return brk
 
 
-def _existing(tx: Capture, before: dict[int, int]) -> list[TensorValue]:
+def _existing(tx: Capture, before: dict[int, float]) -> list[TensorValue]:
     """The tensors that there were before the step, none of which is a view of another."""
     found = [value for value in tx.graph.values() if id(value) in before or value.real_tensor is not None]
     own = {id(value.example) for value in found}

@@ -85,7 +85,7 @@ class TensorValue(Value):
         self.cls: type = torch.Tensor if real is None else type(real)
         self._number: tuple[Value, int] | None = None
         #: The float that it holds, as long as it has this version: see :mod:`dynamo_capture.values.scalar_tensors`.
-        self.scalar: tuple[Callable[[], Value | None], int] | None = None
+        self.scalar: tuple[Callable[[], Value | None], float] | None = None
 
     @property
     def number(self) -> Value | None:

@@ -100,6 +100,25 @@ def test_batches_of_any_number(name, gradients):
     check(BATCHES[name], matrices, None, gradients)
 
 
+POOLS = {
+    "windows of 3": lambda x: F.max_pool1d(x, 3),
+    "padded, in steps": lambda x: F.max_pool1d(x, 3, 2, 1),
+    "rounded up": lambda x: F.max_pool1d(x, 4, 3, ceil_mode=True),
+    "in C": lambda x: torch.max_pool1d(x, 3, stride=2),
+    "a module": nn.MaxPool1d(2),
+    "dilated": lambda x: F.max_pool1d(x, 2, 1, 0, 2),
+    "no batch": lambda x: F.max_pool1d(x[0], (3,), stride=(2,)),
+    "with places": lambda x: F.max_pool1d(x, 3, return_indices=True)[0],
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", POOLS)
+def test_pools_of_any_length(name, gradients):
+    torch.manual_seed(0)
+    check(POOLS[name], [torch.randn(2, 3, length + 4) for length in LENGTHS], None, gradients)
+
+
 def test_a_number_that_is_read_back_is_one():
     """A tensor of a size of which the program asks the number again: as for one of constants, no graph breaks."""
 

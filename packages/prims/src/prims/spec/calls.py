@@ -429,13 +429,26 @@ def _in_rows(pool: Call) -> Call:
     otherwise keeps the channels last."""
 
     def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        out = pool(input, *args, **kwargs)
+        symbolic = _is_symbolic(input) and not (kwargs.get("return_indices") or len(args) > 5)
+        out = (_of_one_row if symbolic else pool)(input, *args, **kwargs)
         follows = not isinstance(out, torch.Tensor) or torch.is_grad_enabled() and input.requires_grad
         if follows or input.device.type != "cpu" or _is_in_rows(out):
             return out
         return out.clone(memory_format=torch.contiguous_format)
 
     return call
+
+
+def _of_one_row(
+    input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """``max_pool1d`` as pooling of images of one row, which C++ takes it for, too, where it asks for plain sizes."""
+    single = lambda x: x[0] if isinstance(x, (tuple, list)) else x
+    if stride is None or (isinstance(stride, (tuple, list)) and not stride):
+        stride = kernel_size
+    window = [(one, single(x)) for one, x in ((1, kernel_size), (1, stride), (0, padding), (1, dilation))]
+    return torch.max_pool2d(input.unsqueeze(-2), *window, ceil_mode).squeeze(-2)
 
 
 #: Functions whose C++ definitions do otherwise with tensors of a subclass, and what they do with others.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from prims.errors import DataDependentError
 from prims.spec import expr as E
 from prims.spec import layout
 from prims.spec.infer import meta_rule
@@ -61,7 +62,7 @@ def infer_size(shape: Sequence[Size], count: Size) -> tuple[Size, ...]:
     if len(unknown) > 1:
         raise RuntimeError("only one dimension can be inferred")
     known = numel([s for i, s in enumerate(shape) if i != unknown[0]])
-    if type(known) is int and known == 0:
+    if _is_none(known):
         raise RuntimeError(
             f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 "
             "can be any value and is ambiguous"
@@ -72,6 +73,14 @@ def infer_size(shape: Sequence[Size], count: Size) -> tuple[Size, ...]:
     out = list(shape)
     out[unknown[0]] = count // known
     return tuple(out)
+
+
+def _is_none(s: Size) -> bool:
+    """Whether a number of elements is 0: asked, and guarded, where ranges do not tell; only the data may not."""
+    try:
+        return bool(s == 0)
+    except DataDependentError:
+        return False
 
 
 def _is_one(s: Size) -> bool:

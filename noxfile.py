@@ -33,7 +33,7 @@ EVERYTHING = STAGES["api"]
 #: ONNX Runtime runs what is written as ONNX.
 STAGE_EXTRAS = {"inductor": ["triton"], "api": ["onnx", "onnxruntime"]}
 #: Only where a user may also want them: the models of the integration tests, the demo and the benchmarks.
-LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml", "psutil"]
+LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml", "psutil", "requests", "importlib_metadata"]
 #: Other runtimes, for what is written for them.
 RUNTIMES = ["onnx", "onnxruntime", "jax", "jaxlib"]
 #: What the examples run in, which would bring another torch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import linecache
@@ -20,8 +21,8 @@ from prims.source import SourceLoc
 __all__ = ["ExportedGraph", "export_graph"]
 
 
-class ExportedGraph:
-    """The graph of a function's call, and that function, run by the graph.
+class ExportedGraph(Envelope):
+    """The graph of a function's call, an envelope as the next stages take it, and that function, run by the graph.
 
     It is called as the function is and gives what the function gives, in its structure; what the function does beside
     computing (it appends a loss to a list) is done as well. It holds the function's own parameters. For calls that the
@@ -29,39 +30,41 @@ class ExportedGraph:
     what differs.
 
     Attributes:
-        graph_module: the graph, which takes the tensors and sizes of ``envelope.inputs``, in order, and gives a flat
+        graph_module: the graph as a module, which takes the tensors and sizes of ``inputs``, in order, and gives a flat
             tuple. Nodes have ``stack_trace``, the program's line as ``torch.fx`` shows it. What is changed in its
             ``graph`` is run from ``graph_module.recompile()`` on.
-        envelope: the graph as the next stages take it, with inputs (``source`` says where the program has each),
-            outputs and symbols.
+        envelope: the envelope alone, with inputs (``source`` says where the program has each), outputs and symbols.
     """
+
+    graph_module: torch.fx.GraphModule
+    envelope: Envelope
+    _compiled: Callable[..., Any]
+    __wrapped__: Any
 
     def __init__(
         self, fn: Any, compiled: Callable[..., Any], graph_module: torch.fx.GraphModule, envelope: Envelope
     ) -> None:
-        self.graph_module = graph_module
-        self.envelope = envelope
-        self._compiled = compiled
+        super().__init__(**{field.name: getattr(envelope, field.name) for field in dataclasses.fields(Envelope)})
         named = fn.forward if isinstance(fn, torch.nn.Module) else fn
-        functools.update_wrapper(self, named, updated=())
-        self.__wrapped__ = fn
+        own = {"graph_module": graph_module, "envelope": envelope, "_compiled": compiled, "__wrapped__": fn}
+        own |= {name: getattr(named, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(named, name)}
         try:
-            self.__signature__ = inspect.signature(named)
+            own["__signature__"] = inspect.signature(named)
         except (TypeError, ValueError):  # some functions in C have none
             pass
+        self.__dict__.update(own)  # the fields of an envelope are not set again
+
+    def replace(self, **changes: Any) -> Envelope:
+        """An envelope with some fields changed, which is no function any more."""
+        return self.envelope.replace(**changes)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph for a call of the function."""
         return self._compiled(*args, **kwargs)
 
-    @property
-    def graph(self) -> torch.fx.Graph:
-        """The graph of :attr:`graph_module`."""
-        return self.graph_module.graph
-
     def __repr__(self) -> str:
-        name = getattr(self, "__qualname__", type(self.__wrapped__).__name__)
-        return f"<graph of {name}{getattr(self, '__signature__', '')}: {len(self.envelope.op_nodes)} operators>"
+        name = self.__dict__.get("__qualname__", type(self.__wrapped__).__name__)
+        return f"<graph of {name}{getattr(self, '__signature__', '')}: {len(self.op_nodes)} operators>"
 
     def __str__(self) -> str:
         return str(self.envelope)

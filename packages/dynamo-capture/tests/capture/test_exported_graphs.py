@@ -14,6 +14,7 @@ from torch import nn
 
 import dynamo_capture
 from prims.errors import NotCompiled, Unsupported
+from prims.ir import Envelope, load, save
 
 X = torch.arange(12.0).reshape(3, 4)
 Pair = collections.namedtuple("Pair", "first rest")
@@ -127,6 +128,16 @@ def test_changed_graphs_run() -> None:
     assert torch.equal(exported(X - 5, y=X)["out"], torch.relu(X - 5) + X)
     exported.graph_module.recompile()
     assert torch.equal(exported(X - 5, y=X)["out"], torch.tanh(X - 5) + X)
+
+
+def test_it_is_an_envelope(tmp_path) -> None:
+    exported = dynamo_capture.export_graph(lambda x: x.sin() + 1, X)
+    assert isinstance(exported, Envelope) and exported.dialect == "torch" and len(exported.op_nodes) == 2
+    save(exported, tmp_path / "graph.json")
+    assert str(load(tmp_path / "graph.json")) == str(exported)
+    assert torch.equal(exported.module()(X)[0], exported(X))
+    renamed = exported.replace(producer="another")
+    assert type(renamed) is Envelope and renamed.producer == "another" and renamed.graph is exported.graph
 
 
 def test_methods_and_other_threads() -> None:

@@ -234,7 +234,7 @@ def _on_cpu(call: Callable[[], Any]) -> float:
     return 1e3 * (time.thread_time() - start)
 
 
-def _on_gpu(call: Callable[[], Any]) -> float:
+def on_gpu(call: Callable[[], Any]) -> float:
     """Milliseconds of the GPU for a call, by its events around five in a row."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -262,7 +262,7 @@ def _best(
 def _copied_per_ms(size: int) -> float:
     """Bytes that a copy of ``size`` of them reads and writes in a millisecond of the GPU."""
     source = torch.empty(max(size // 2, 1 << 20), dtype=torch.uint8, device="cuda")
-    return 2 * source.numel() / _best({"copy": source.clone}, 0.01, _on_gpu)["copy"]
+    return 2 * source.numel() / _best({"copy": source.clone}, 0.01, on_gpu)["copy"]
 
 
 def measure(
@@ -277,7 +277,7 @@ def measure(
         for call in (compiled, function) * 2:
             call(*args)
         calls = {"eager": lambda: function(*args), "quintet": lambda: compiled(*args)}
-        best = _best(calls, seconds, _on_gpu if device == "cuda" else _on_cpu)
+        best = _best(calls, seconds, on_gpu if device == "cuda" else _on_cpu)
     report = compiled.report()
     record: dict[str, Any] = {name: round(found, 4) for name, found in best.items()}
     record["ratio"] = round(best["eager"] / best["quintet"], 2)

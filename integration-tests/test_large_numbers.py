@@ -110,3 +110,26 @@ def test_endless_recursion_is_called_so(program):
         compiled(torch.ones(2))
     reasons = [r.reason for r in (*compiled.report().statuses, *compiled.report().breaks) if r.reason]
     assert reasons and all("recursion or call depth too deep" in reason for reason in reasons), reasons
+
+
+EXPONENTS = [2, 5, 7, *(2**k + odd for k in (24, 30, 40) for odd in (-1, 0, 1))]
+BASES = torch.tensor([-1.0, -1.2, 1.0, 2.0, -0.5] * 5)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_powers_of_a_constant_that_single_precision_rounds(sign):
+    """An odd exponent beyond 2**24 is even once it is rounded, and the power's sign would be lost."""
+    for n in EXPONENTS:
+        power = lambda x, n=sign * n: x**n  # noqa: E731
+        torch.testing.assert_close(compile_api.compile(power)(BASES), power(BASES), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("number", [int, torch.tensor])
+def test_powers_of_numbers_that_single_precision_rounds(number, sign):
+    power = lambda x, n: x ** (n.item() if isinstance(n, torch.Tensor) else n)  # noqa: E731
+    compiled = compile_api.compile(power, options={"data_dependent": True})
+    for n in EXPONENTS:
+        torch.testing.assert_close(compiled(BASES, number(sign * n)), BASES ** (sign * n), rtol=1e-5, atol=0)
+    report = compiled.report()
+    assert report.verdict == "compiled" and len(report.recompiles) <= 3, report

@@ -198,7 +198,7 @@ def class_at_run_time(x):
     return y * Scale.by, Scale
 
 
-@says("QB16", "u0 < 2.0 is needed, but is known only at run time (control flow on a float)")
+@says("QB16", "f0 < 2.0 is needed, but is known only at run time (control flow on a float)")
 def drawn(x):
     y = x * 2
     if random.random() < 2:  # HERE

@@ -349,10 +349,10 @@ class DynamicSizes:
         return False
 
     def int_is_dynamic(self, source: str, value: int) -> bool:
-        """Whether an int input is symbolic: once it has changed. 0 and negative ints are always specialised."""
+        """Whether an int input is symbolic: once it has changed. 0 is always specialised."""
         before = self._ints.get(source)
         self._now_ints[source] = value
-        if self.dynamic is False or value < 1:
+        if self.dynamic is False or value == 0:
             return False
         if before is not None and before != value:
             self._changed_ints.add(source)

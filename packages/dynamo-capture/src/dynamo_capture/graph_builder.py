@@ -186,11 +186,19 @@ class GraphBuilder:
         self.inputs.append(GraphInput(source, node, value, real))
         return value
 
+    def int_input(self, source: Source, real: int) -> SymValue:
+        """An int of the frame as a symbolic graph input, of its sign: what a program does with the other one differs."""
+        if real > 0:
+            return self.size_input(source, real, min(real, 2))  # a counter's 1 is one of its many
+        value = self.size_input(source, real, -(2**63))
+        self.ctx.add_guard(ex.lt(value.example.node.expr, 0), "a negative number that changes")
+        return value
+
     def float_input(self, source: Source, real: float) -> SymValue:
         """A float of the frame as a graph input: its bits, an integer of which the graph makes the float again."""
         bits = bits_of_float(real)
         held = Source("call", source, bits_of_float)
-        sym = self.ctx.new_symbol(bits, str(held), min=-(2**63), max=2**63 - 1)
+        sym = self.ctx.new_symbol(bits, str(held), min=-(2**63), max=2**63 - 1, prefix="f")
         placeholder = self._placeholder(held)
         placeholder.meta["spec"] = sym
         value = self._float_of(placeholder, sym, source)
@@ -205,7 +213,7 @@ class GraphBuilder:
             bounds: of an int; None: the variable holds the bits of a float.
         """
         low, high = bounds or (-(2**63), 2**63 - 1)
-        sym = self.ctx.new_symbol(None, text, low, high, prefix="u")
+        sym = self.ctx.new_symbol(None, text, low, high, prefix="f" if bounds is None else None)
         source = Source("first", None, (name, f"{text}()"))
         placeholder = self._placeholder(source)
         placeholder.meta["spec"] = sym

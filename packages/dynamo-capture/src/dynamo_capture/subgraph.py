@@ -81,6 +81,9 @@ class SubgraphBuilder(GraphBuilder):
     def size_input(self, source: Any, real: int, low: int) -> SymValue:
         return self.outer.size_input(source, real, low)
 
+    def int_input(self, source: Any, real: int) -> SymValue:
+        return self.outer.int_input(source, real)
+
     def float_input(self, source: Any, real: float) -> SymValue:
         return self.outer.float_input(source, real)
 

@@ -108,7 +108,7 @@ def _constant(tx: Capture, obj: Any, source: Source | None) -> Value:
     if cls in _IDENTITY_CONSTANTS:
         tx.guards.is_object(source, obj)
     elif cls is int and tx.int_is_dynamic(source, obj):
-        return tx.graph.size_input(source, obj, min(obj, 2))  # a counter's 1 is one of its many
+        return tx.graph.int_input(source, obj)
     elif cls is float and tx.float_is_dynamic(source, obj):
         tx.guards.type_is(source, float)
         return tx.graph.float_input(source, obj)

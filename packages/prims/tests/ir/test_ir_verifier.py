@@ -48,6 +48,13 @@ def out_of_order():
     return env
 
 
+def negative_symbol(name):
+    context = SymbolContext()
+    b = Builder("aten", context)
+    b.input("n", context.declare(name, -2, -9, -1), kind="size")
+    return b.finish()
+
+
 def late_placeholder():
     b = Builder("torch")
     x = b.input("x", spec(2))
@@ -148,6 +155,8 @@ CASES = [
     ("ENV-C9", lambda: aten_example().replace(aliases=(Alias(1, "output", 2), Alias(1, "output", 1)))),
     ("ENV-C10", unbound_symbol),
     ("ENV-C10", foreign_symbol),
+    ("ENV-C15", lambda: negative_symbol("s0")),
+    ("ENV-C15", lambda: negative_symbol("index")),
     ("ENV-C11", lambda: aten_example().replace(constants={})),
     ("ENV-C11", lambda: aten_example().replace(constants={"scale": 3.0})),
     ("ENV-C12", out_of_order),

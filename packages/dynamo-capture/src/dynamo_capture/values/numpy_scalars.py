@@ -213,7 +213,7 @@ def numpy_scalar(tx: Capture, obj: Any, source: Source) -> Value:
     kinds = {base.__name__ for base in type(obj).__mro__}
     if "integer" in kinds and tx.int_is_dynamic(held := Source("call", source, operator.index), int(obj)):
         tx.guards.type_is(source, type(obj))
-        return NumpyNumberValue(obj, tx.graph.size_input(held, int(obj), min(int(obj), 2)), source)
+        return NumpyNumberValue(obj, tx.graph.int_input(held, int(obj)), source)
     if "floating" in kinds and type(obj.item()) is float:
         held = Source("call", source, float)
         if tx.float_is_dynamic(held, float(obj)):

@@ -15,6 +15,7 @@ from typing import Any
 
 from prims.ir.symbols import expr_of
 from prims.spec import expr as ex
+from prims.spec.context import least_by_name
 from prims.spec.expr import Expr, product
 
 __all__ = [
@@ -143,7 +144,7 @@ def _least(e: Expr) -> int | None:
 
 def _least_atom(atom: Expr) -> int | None:
     if atom.kind == "symbol":
-        return 0 if atom.name.startswith("u") else 1  # the data may say that there are none
+        return least_by_name(atom.name)
     found = [_least(a) for a in atom.args] if atom.kind in ("floordiv", "mod", "min", "max") else []
     known = [x for x in found if x is not None]
     match atom.kind:

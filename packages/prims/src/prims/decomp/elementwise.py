@@ -29,6 +29,7 @@ from prims.decomp.common import (
     unsupported,
 )
 from prims.decomp.registry import decomposition
+from prims.spec.layout import is_surely_less
 
 # ---- one operand ----------------------------------------------------------------------------------------
 
@@ -365,7 +366,21 @@ def pow_scalar(p: Any, self: Value, exponent: Any) -> Value:
             return to_dtype(p, small(p, to_dtype(p, self, opmath(dtype))), dtype)
     if is_integral(dtype) and exponent < 0:
         raise RuntimeError("integers to negative integer powers are not allowed")
+    if dtype == torch.float32 and not _is_exact_in_single(exponent):
+        return to_dtype(p, p.pow(to_dtype(p, self, torch.float64), number(exponent, torch.float64)), dtype)
     return p.pow(to_dtype(p, self, dtype), number(exponent, dtype))
+
+
+# The integers up to here are float32 numbers. Of those beyond it only the even ones are: an odd exponent would lose the
+# sign of a power of a negative number.
+_WHOLE_IN_SINGLE = 2**24
+
+
+def _is_exact_in_single(exponent: Any) -> bool:
+    """Whether a power's sign is right with the exponent rounded to float32. Asked, and guarded, of a symbol."""
+    if isinstance(exponent, (int, float)):
+        return not abs(exponent) > _WHOLE_IN_SINGLE or exponent % 2 != 1
+    return is_surely_less(-_WHOLE_IN_SINGLE - 1, exponent) and is_surely_less(exponent, _WHOLE_IN_SINGLE + 1)
 
 
 @decomposition("aten.pow.Tensor_Tensor", "aten.pow.Scalar")

@@ -19,6 +19,7 @@ CONSTRAINTS: dict[str, str] = {
     "ENV-C12": "Every value is defined before it is used, in the same graph.",
     "ENV-C13": "Every node that computes a value has metadata in `node.meta['spec']`.",
     "ENV-C14": "A pass changes no output beyond rounding, on sampled inputs. (reference)",
+    "ENV-C15": "A symbol that may be negative is called `int` (or `f`: the bits of a float) and a number.",
     "TORCH-C1": "Nodes are placeholders, get_attr, call_function, call_method and one output.",
     "TORCH-C2": "A call_function target is callable; a call_method target is a method of torch.Tensor, int or float.",
     "TORCH-C3": "No argument is a Sym or SymInt: sizes are nodes.",

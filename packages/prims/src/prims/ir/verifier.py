@@ -19,6 +19,7 @@ from prims.ir.envelope import DIALECTS, INPUT_KINDS, OUTPUT_KINDS, Envelope
 from prims.ir.metadata import describe_spec, is_tensor_spec, same_metadata, same_spec
 from prims.ir.signature import check_overload, check_primitive, is_functional
 from prims.ir.symbols import expr_of, made_symbols, sizes_of, symbols_in, symbols_made
+from prims.spec.context import least_by_name
 
 __all__ = ["verify"]
 
@@ -128,6 +129,8 @@ class _Verifier:
                     self.use_symbols(size, desc.name)
         for entry in self.env.symbols:
             binding = entry.binding
+            if entry.min < 0 and least_by_name(entry.name) is not None:
+                _fail("ENV-C15", f"symbol {entry.name} may be {entry.min}", entry.name)
             if binding is None and entry.name in self.made:
                 continue
             if binding is None or not 0 <= binding.input_index < len(self.env.inputs):

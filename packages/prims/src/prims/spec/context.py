@@ -82,6 +82,20 @@ def user_location() -> SourceLoc | None:
     return None
 
 
+def symbol_prefix(least: int) -> str:
+    """What a symbol's name begins with, before a number: of such names alone, stages read how small it may be.
+
+    ``s``: a size of 1 at least; ``u``: one that may be 0, as the data may say; ``int``: a number that may be negative.
+    """
+    return "int" if least < 0 else "u" if least == 0 else "s"
+
+
+def least_by_name(name: str) -> int | None:
+    """What the symbol of that name is never below, by its prefix; None: it may be any number."""
+    prefix = name.rstrip("0123456789")
+    return None if prefix in ("int", "f") and prefix != name else 0 if prefix == "u" else 1
+
+
 class SymbolContext:
     """Owns the symbols of one compilation and every guard on them.
 
@@ -113,14 +127,17 @@ class SymbolContext:
     # ---- symbols -------------------------------------------------------------------------------------------
 
     def new_symbol(
-        self, hint: int | None, source: str = "", min: int = 2, max: int | None = None, prefix: str = "s"
+        self, hint: int | None, source: str = "", min: int = 2, max: int | None = None, prefix: str | None = None
     ) -> Sym:
-        """A new symbol ``s0``, ``s1``, ... in ``[min, max]`` whose value in this call is ``hint``.
+        """A new symbol in ``[min, max]`` whose value in this call is ``hint``: ``s0``, ``u0``, ``int0``
+        (:func:`symbol_prefix`), or by ``prefix``.
 
         ``hint`` None makes a size known only at run time: any decision on it raises DataDependentError unless
         its range settles it.
         """
         n = len(self.symbols)
+        if prefix is None:
+            prefix = symbol_prefix(min) if hint is not None or min < 0 else "u"
         while f"{prefix}{n}" in self.symbols:
             n += 1
         return self.declare(f"{prefix}{n}", hint, min, max, source)

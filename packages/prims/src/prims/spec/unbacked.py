@@ -82,7 +82,7 @@ def count(low: int, high: Any, what: str) -> Any:
     context = _CONTEXT.get()
     if context is None:
         raise DataDependentError(f"the size of the result of {what} depends on the values of a tensor")
-    return context.new_symbol(None, what, low, high if type(high) is int else None, prefix="u")
+    return context.new_symbol(None, what, low, high if type(high) is int else None)
 
 
 class CustomSizes:
@@ -119,10 +119,10 @@ def number(x: TensorSpec) -> Any:
     if context is None or x.dtype == torch.bool or x.dtype.is_complex:
         raise DataDependentError("a Python number is read from a tensor of which only metadata is known here")
     if x.dtype.is_floating_point:
-        bits = context.new_symbol(None, "item", -(2**63), 2**63 - 1, prefix="u")
+        bits = context.new_symbol(None, "item", -(2**63), 2**63 - 1, prefix="f")
         return SymFloat(E.from_bits(bits.expr), context)
     info = torch.iinfo(x.dtype)
-    return context.new_symbol(None, "item", int(info.min), int(info.max), prefix="u")
+    return context.new_symbol(None, "item", int(info.min), int(info.max))
 
 
 def positions(x: TensorSpec, size: Any = None) -> TensorSpec:

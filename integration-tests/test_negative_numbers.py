@@ -115,6 +115,43 @@ def test_gradients(name, read):
     assert compiled.report().kernels
 
 
+#: Of a matrix and a number, sizes that are another number where it is negative.
+SIZES = {
+    "zeros": lambda x, n: torch.zeros(-n, 5) + x[0, 0],
+    "arange": lambda x, n: torch.arange(-n) * x.sum(),
+    "summed": lambda x, n: torch.ones(-n).sum() * x,
+    "repeated": lambda x, n: x.repeat_interleave(-n, 0),
+    "padded": lambda x, n: F.pad(x, (-n, 1)).cumsum(1),
+    "part": lambda x, n: x[:-n].sort(0)[0],
+    "products": lambda x, n: x[:-n].mm(x.t()[:, :-n]),
+    "flipped": lambda x, n: x[n:].flip(0),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_by_numbers_of_tensors(name):
+    """Of which capture knows that they are not positive, and allocation takes none for 64."""
+
+    def program(x, n):
+        n = n.item()
+        torch._check(n <= 0)
+        return SIZES[name](x, n)
+
+    compiled = compile_api.compile(program, options={"data_dependent": True})
+    for n in (-1, -3, -2, -4, 0):
+        x = torch.arange(20.0).view(4, 5).requires_grad_()
+        got, expected = compiled(x, torch.tensor(n)), program(x, torch.tensor(n))
+        torch.testing.assert_close(got, expected)
+        for one, other in zip(
+            torch.autograd.grad(got.square().sum(), x, allow_unused=True),
+            torch.autograd.grad(expected.square().sum(), x, allow_unused=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+    report = compiled.report()
+    assert report.kernels and not report.fallbacks, report
+
+
 def test_numbers_at_the_ends():
     compiled = compile_api.compile(lambda x, n: x.double() * n + (n > -(2**40)))
     for n in (-1, -2, -(2**31), -(2**62), -(2**63), 2**63 - 1, -3):

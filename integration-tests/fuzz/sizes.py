@@ -132,6 +132,46 @@ x.shape[0] >= 2 and y.shape[1] == 1
 x.shape[1] == y.shape[1] != 1
 """.strip().splitlines()
 
+#: Expressions of a matrix and of a number that changes from call to call, and may be negative.
+BY_NUMBERS = """
+x[n:]
+x[:n]
+x[n:, :n]
+x[n : n + 2]
+x[n - 1 :].sum(0)
+x[:, n:].sum(1)
+x[-n:] * n
+x[n]
+x.select(1, n)
+x.narrow(0, n, 1)
+x.roll(n, 0)
+x.roll((n, -n), (0, 1))
+x.diagonal(n)
+x.tril(n)
+x.triu(n - 1) * 2
+F.pad(x, (n, 0))
+F.pad(x, (-n, n, 1, 1))
+F.pad(x, (0, 0, n, 1 - n))
+torch.slice_scatter(x, x[n:] * 2, 0, n)
+torch.select_scatter(x, x.sum(0), 0, n)
+x * n
+(x + n).clamp(-abs(n), abs(n))
+x / (n * 2 + 1)
+x * (n // 2) + n % 3
+x.index_select(0, torch.arange(x.shape[0]).roll(n))
+x * torch.arange(n, n + x.shape[1])
+torch.cat([x[n:], x[:n]])
+x.flip(0)[n:]
+x.reshape(-1)[n:]
+x[torch.arange(x.shape[0]) > n].sum(0)
+torch.where(torch.arange(x.shape[1]) + n > 0, x, -x)
+torch.full((2,), n) * x.sum()
+x if n > 0 else x * n
+x[min(n, 1) :]
+x.repeat(abs(n), 1)
+x.unsqueeze(0).expand(abs(n), -1, -1).sum(0)
+""".strip().splitlines()
+
 
 def generate(seed: int, device: str = "cpu") -> str:
     """The text of a program; it is the same for equal arguments.
@@ -139,10 +179,12 @@ def generate(seed: int, device: str = "cpu") -> str:
     Half of the programs take gradients, and in some the inputs of each call are laid out in ways of their own: parts of
     longer buffers, whose strides do not follow from the sizes. A quarter has its function twice, the second in calls
     that come in another order: its graphs are those of the first, which may be on disk, and what they asked of sizes
-    holds for it too.
+    holds for it too. Two in five take a number as well, and go by it.
     """
-    pick = random.Random(f"sizes {seed}")
-    lines = ["def f(a, b, c):", "    out = []"]
+    pick, numbers = random.Random(f"sizes {seed}"), random.Random(f"numbers {seed}")
+    low, high = numbers.choice(((-4, -1), (-4, -1), (-3, 3), (0, 4), (1, 4)))
+    by_number = numbers.random() < 0.4
+    lines = [f"def f(a, b, c{', n' * by_number}):", "    out = []"]
     for k in range(pick.randint(2, 6)):
         names = {"x": pick.choice("abc"), "y": pick.choice("abc")}
         filled = lambda text, names=names: re.sub(r"\b[xy]\b", lambda found: names[found[0]], text)
@@ -153,6 +195,9 @@ def generate(seed: int, device: str = "cpu") -> str:
         lines += [f"{indent}t{k} = {filled(pick.choice(OPERATORS))}", f"{indent}out.append(t{k})"]
         if pick.random() < 0.4:
             lines += [f"{indent}if t{k}.ndim == 2:", f"{indent}    {pick.choice('abc')} = t{k} * 0.5"]
+        if by_number and numbers.random() < 0.6:
+            by = re.sub(r"\bx\b", numbers.choice("abc"), numbers.choice(BY_NUMBERS))
+            lines.append(f"    out.append({by})")
     calls = []
     for _ in range(CALLS):
         n, m = pick.choice(_SIZES), pick.choice(_SIZES)
@@ -161,6 +206,7 @@ def generate(seed: int, device: str = "cpu") -> str:
     layouts = [["contiguous"] * 3 for _ in range(CALLS)]
     if pick.random() < 0.4:
         layouts = [[pick.choice(LAYOUTS) for _ in range(3)] for _ in range(CALLS)]
+    counts = [numbers.randint(low, high) for _ in range(CALLS)]
     told = "".join([f", device={device!r}"] * (device != "cpu") + [", grad=True"] * gradients)
     backward = ", backward=True" if gradients else ""
     lines = [*lines, "    return out", ""]
@@ -172,7 +218,8 @@ def generate(seed: int, device: str = "cpu") -> str:
         "import torch", "import torch.nn.functional as F", "from fuzz.inputs import make", "", *lines,
         *([lines[0].replace("f(", "f_again("), *lines[1:]] if twice else []),
         "def inputs(call):", f"    sizes, layouts = {calls}[call], {layouts}[call]",
-        f"    return [make(sizes[k], layout=layouts[k], seed=10 * call + k{told}) for k in range(3)]", "",
+        f"    tensors = [make(sizes[k], layout=layouts[k], seed=10 * call + k{told}) for k in range(3)]",
+        f"    return [*tensors, {counts}[call]]" if by_number else "    return tensors", "",
         "def program(compile, see):", "    g = compile(f)", f"    for call in range({CALLS}):",
         f"        see.call('call ', g, *inputs(call){backward})", *(again if twice else []), "",
     ])  # fmt: skip

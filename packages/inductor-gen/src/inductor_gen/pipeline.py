@@ -52,6 +52,7 @@ from prims.options import Options
 from prims.report import Report
 from prims.spec import SymbolContext
 from prims.spec import expr as ex
+from prims.spec.context import likely
 from prims.spec.expr import Expr
 
 __all__ = ["lower_graph", "planned", "rewritten_graph", "size_hint"]
@@ -262,13 +263,13 @@ def _implied(count: Expr, other: Expr, context: SymbolContext) -> bool:
 
 
 def size_hint(env: Envelope) -> Hint:
-    """A number for any size expression: the first values seen, 64 where none was."""
-    hints: dict[str, Any] = {entry.name: entry.hint for entry in env.symbols}
+    """A number for any size expression: the first values seen, likely ones where none was."""
+    hints: dict[str, Any] = {e.name: e.hint or likely(e.min, e.max) for e in env.symbols}
 
     def hint(e: Expr) -> int:
         if e.kind == "const":
             return int(e.args[0])
-        values = {s.name: hints.get(s.name) or 64 for s in e.symbols}
+        values = {s.name: hints[s.name] if s.name in hints else likely(1, None) for s in e.symbols}
         return int(e.evaluate(values))
 
     return hint

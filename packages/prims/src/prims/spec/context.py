@@ -90,6 +90,16 @@ def symbol_prefix(least: int) -> str:
     return "int" if least < 0 else "u" if least == 0 else "s"
 
 
+def likely(low: int, high: int | None) -> int:
+    """What a number of which nothing was seen is taken for: 64, or -64, or what of its range is next to that."""
+    if high is not None and high <= 0:
+        return min(max(low, -_LIKELY), high)
+    return max(low, _LIKELY if high is None else min(high, _LIKELY))
+
+
+_LIKELY = 64
+
+
 def least_by_name(name: str) -> int | None:
     """What the symbol of that name is never below, by its prefix; None: it may be any number."""
     prefix = name.rstrip("0123456789")
@@ -165,9 +175,11 @@ class SymbolContext:
         """The value of each symbol in the call being compiled."""
         return {name: info.hint for name, info in self.symbols.items() if info.hint is not None}
 
-    def estimates(self, default: int = 64) -> dict[str, Any]:
-        """A likely value of each symbol, for costs: that in this call, or ``default``."""
-        return {name: default if info.hint is None else info.hint for name, info in self.symbols.items()}
+    def estimates(self) -> dict[str, Any]:
+        """A likely value of each symbol, for costs: that in this call, or of what it may be."""
+        return {
+            name: likely(info.min, info.max) if info.hint is None else info.hint for name, info in self.symbols.items()
+        }
 
     def is_unbacked(self, name: str) -> bool:
         """Whether only the data of a call tells the symbol's value."""

@@ -173,3 +173,48 @@ def test_indices_of_sizes(name):
         x = torch.randn(n, n, generator=torch.Generator().manual_seed(n))
         torch.testing.assert_close(compiled(x), _OF_SIZES[name](x))
     assert compiled.report().verdict == "compiled" and len(compiled.report().recompiles) == 1
+
+
+def counted_after(x, n):
+    x = x * (1.0 / n)
+    for _ in range(n):
+        x = x + x.sin()
+    return x
+
+
+def raised_after(x, n):
+    return x * (n / 2.5) + x * 2**n + n**0.5
+
+
+def listed_after(x, n):
+    y = x * (1.0 / n) + n / 2.5 + n % 2.5 + float(n) * 2 + divmod(n, 2.5)[0] + math.sqrt(n) + round(n / 3, 1)
+    return y if [1] * n else -y
+
+
+def counted_size_after(x, n):
+    part = x[:n]
+    z = part * (1.0 / part.shape[0]) + part.shape[0] / 2.5
+    for k in range(part.shape[0]):
+        z = z + k
+    return z.sum()
+
+
+def compared_between(x, n):
+    z = x * (1.5 / n)
+    if n == 6:
+        z = z * (2.5 / n) + n / 1.5
+    return z + 1.5 / n
+
+
+@pytest.mark.parametrize(
+    "program", [counted_after, raised_after, listed_after, counted_size_after, compared_between],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_divisions_by_a_number_that_is_fixed_later(program):
+    """The graph divides by a symbol of which a later line asks what it is."""
+    compiled = compile_api.compile(program)
+    for n in (4, 6, 8, 10):
+        x = torch.arange(12.0)
+        torch.testing.assert_close(compiled(x, n), program(x, n))
+    report = compiled.report()
+    assert report.verdict == "compiled" and not report.fallbacks, report

@@ -16,8 +16,8 @@ from prims.undo import undoing
 
 __all__ = [
     "SIZE_FUNCTIONS", "RunEagerly", "aligned", "apply_of", "as_made", "as_strided_from", "copy_all", "counter_of",
-    "emitted_function", "gate_tensor", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "shares_memory",
-    "write_over", "written",
+    "emitted_function", "gate_tensor", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "refuses_writes",
+    "shares_memory", "write_over", "written",
 ]  # fmt: skip
 
 SIZE_FUNCTIONS = {
@@ -135,7 +135,26 @@ class RunEagerly:
 
     def __call__(self, *args: Any) -> Any:
         leave_to_eager(self.report, self.options, "aot_autograd", self.reason)
-        return undoing(self.eager, self.written)(*args)
+        # Not the module: a call of it prints where in its text an error is, which is the program's own here.
+        run = getattr(self.eager, "forward", self.eager)
+        return undoing(run, self.written)(*args)
+
+
+def refuses_writes(args: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """Whether autograd forbids to write one of these arguments: a leaf, a view of one, or a view of a kind (one of
+    several results, made without a history) that no other form of its base can stand for."""
+    for i in written:
+        x = args[i]
+        if x.requires_grad and x.is_leaf:
+            return True
+        if x._is_view() and (
+            x.requires_grad and x._base.is_leaf or _creation_meta(x) is not torch._C._autograd.CreationMeta.DEFAULT
+        ):
+            return True
+    return False
+
+
+_creation_meta = torch._C._autograd._get_creation_meta  # type: ignore[attr-defined]
 
 
 def shares_memory(args: Sequence[Any], tensors: tuple[int, ...], written: tuple[int, ...]) -> bool:

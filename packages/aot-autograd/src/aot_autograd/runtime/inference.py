@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols
-from aot_autograd.runtime.emitted import RunEagerly, lead_nowhere, loses_its_views, new_seed, shares_memory
+from aot_autograd.runtime.emitted import (
+    RunEagerly,
+    lead_nowhere,
+    loses_its_views,
+    new_seed,
+    refuses_writes,
+    shares_memory,
+)
 from aot_autograd.runtime.stored import storable
 from aot_autograd.trace.outcome import Outcome, symbols_of_results, unbacked_of_results
 from prims.options import Options
@@ -95,6 +102,9 @@ def emit_overlap_check(
     if written and len(tensors) > 1:
         reason = "an input that the graph writes shares memory with another input"
         leave_if(shares_memory, tensors, written, reason=reason)
+    tracked = tuple(i for i, _, through in outcome.mutations if through and i in written)
+    if tracked:
+        leave_if(refuses_writes, tracked, reason="an input that the graph writes is one that autograd lets nobody write")
     unseen = tuple(
         i
         for i, _, through in outcome.mutations

@@ -35,7 +35,7 @@ _VERSION = "1"
 _HELPERS: dict[str, Any] = {
     **{name: getattr(emitted, name) for name in (
         "aligned", "as_made", "as_strided_from", "copy_all", "counter_of", "gate_tensor", "lead_nowhere",
-        "loses_its_views", "new_seed", "shares_memory", "write_over", "written")},
+        "loses_its_views", "new_seed", "refuses_writes", "shares_memory", "write_over", "written")},
     **SIZE_FUNCTIONS, "no_grad": torch.no_grad, "detach": torch.Tensor.detach, "conj": torch.conj,
     "neg_view": torch._neg_view, "ref": weakref.ref, "enable_grad": torch.enable_grad,
     "grad_enabled": torch.is_grad_enabled, "transforms": torch._C._are_functorch_transforms_active,

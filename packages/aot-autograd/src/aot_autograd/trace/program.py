@@ -215,7 +215,7 @@ def _interpret(
     gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer, written: Mapping[torch.fx.Node, Written | LinearLoss]
 ) -> Any:
     env: dict[torch.fx.Node, Any] = {}
-    load = env.__getitem__
+    load = env.__getitem__ if tracer.context is None else lambda node: _as_known(env[node])
     feed = iter(values)
     map_arg = torch.fx.node.map_arg
     last_source: Any = None
@@ -274,6 +274,12 @@ def _run(
             return READERS_OF_BITS[node.target](*args, **kwargs)
         return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]
     return gm.get_submodule(node.target)(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def _as_known(value: Any) -> Any:
+    """A symbolic int that guards have settled as that int: of such ones, PyTorch's class divides no floats."""
+    known = value.node.maybe_as_int() if type(value) is torch.SymInt else None
+    return value if known is None else known
 
 
 def _plain_numbers(value: Any) -> Any:

@@ -21,6 +21,7 @@ from prims.ir import Envelope
 from prims.ir.blame import blaming
 from prims.options import Options
 from prims.report import Report
+from prims.signals import comes_of_signal
 from prims.spec import TensorSpec
 from prims.stance import raises_defects
 
@@ -216,7 +217,7 @@ class Guarded:
 
     def _raises(self, error: Exception) -> bool:
         """Whether the error is to be seen as it is. Other processes do not run a region again because this one does."""
-        if exchanges(self.env.graph):
+        if exchanges(self.env.graph) or comes_of_signal(error):
             return True
         if isinstance(error, (Refused, InvalidData)):
             return isinstance(error, Refused)

@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from prims.signals import letting_signals_through
+
 __all__ = ["COMPILING", "at_once", "beside", "compiling", "lock", "why_cut_off"]
 
 #: Held by the thread that compiles (or imports what compiling needs).
@@ -45,9 +47,9 @@ def compiling() -> Iterator[None]:
     and takes as long as compiling a BERT (0.2 s of 0.5).
 
     Its threshold is what keeps it waiting, so that ``gc.disable()`` of another thread holds; thresholds that another
-    thread has set meanwhile stay.
+    thread has set meanwhile stay. What a handler of a signal raises meanwhile leaves the block as it is.
     """
-    with COMPILING:
+    with COMPILING, letting_signals_through():
         threshold = gc.get_threshold()
         # A compilation within another, or the program's own wish; or the program goes on meanwhile, and makes cycles.
         if not threshold[0] or getattr(_beside, "works", False):

@@ -293,6 +293,55 @@ def test_profilers_see_compiled_code():
     assert "forward" in called and report.verdict == "compiled"
 
 
+class Scaled(torch.Tensor):
+    """A wrapper whose metadata capture looks at, and sees whether the class is asked for it."""
+
+    @staticmethod
+    def __new__(cls, x, by):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+
+    def __init__(self, x, by):
+        self.x, self.by = x, by
+
+    def __tensor_flatten__(self):
+        return ["x"], self.by
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*(a.x * a.by if isinstance(a, Scaled) else a for a in args), **(kwargs or {}))
+
+
+def wrapped_product(x, w):
+    return (x @ w).relu()
+
+
+@pytest.mark.parametrize("profiler", ["cProfile", "sys.setprofile"])
+def test_profilers_beside_wrappers(profiler):
+    x, w = torch.ones(2, 3), Scaled(torch.ones(3, 2), 2.0)
+    call, report = compiled(wrapped_product)
+    called = []
+    profile = cProfile.Profile()
+    note = lambda frame, event, arg: called.append(frame.f_code.co_name)  # noqa: E731
+    old = sys.getprofile()
+    if profiler == "cProfile":
+        profile.enable()
+    else:
+        sys.setprofile(note)
+    try:
+        for _ in range(3):
+            result = call(x, w)
+        wrapped_product(x, w)
+        assert profiler == "cProfile" or sys.getprofile() is note
+    finally:
+        profile.disable()
+        sys.setprofile(old)
+    torch.testing.assert_close(result, torch.full((2, 2), 6.0))
+    assert report.verdict == "compiled" and len(report.graphs) == 1
+    if profiler == "cProfile":
+        called = [name for _, _, name in pstats.Stats(profile).stats]
+    assert "wrapped_product" in called and "forward" in called
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("tool", ["PROFILER_ID", "OPTIMIZER_ID", "DEBUGGER_ID"])
 def test_tools_of_monitoring(tool):

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -184,20 +185,29 @@ def _size(tx: Capture, size: int, source: Source) -> Value:
 def _facts_that_are_stored(obj: Any) -> tuple[Any, ...] | None:
     """The metadata; None where a class's Python is asked for it (``dispatch_sizes_strides_policy``)."""
     asked: list[Any] = []
+    facts: list[tuple[Any, ...]] = []
 
     def note(frame: Any, event: str, arg: Any) -> None:
         if event == "call" and frame.f_code is not _facts_of.__code__:
             asked.append(frame.f_code)
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        facts = _facts_of(obj)
-    except Exception:
-        return None
-    finally:
-        sys.setprofile(before)
-    return None if asked else facts
+    def read() -> None:
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            facts.append(_facts_of(obj))
+        except Exception:
+            asked.append(None)
+        finally:
+            sys.setprofile(before)
+
+    if sys.getprofile() is None:
+        read()
+    else:  # cProfile's cannot be set again from Python; a thread has a profiler of its own
+        reader = threading.Thread(target=read)
+        reader.start()
+        reader.join()
+    return None if asked else facts[0]
 
 
 # --- instances that the region makes ----------------------------------------------------------------------------------

@@ -183,3 +183,50 @@ def test_a_result_beside_what_has_no_derivative(name, written):
         else:
             torch.testing.assert_close(found[1], found[0])
     assert compiled.report().breaks and compiled.report().kernels
+
+
+class TellsAbsent(torch.autograd.Function):
+    """Its derivative is not that of zeros where a gradient is absent."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x.sum()
+
+    @staticmethod
+    def backward(ctx, first, second):
+        found = None
+        if first is not None:
+            found = first * 2 + 1
+        if second is not None:
+            found = second.expand(3) if found is None else found + second
+        return found
+
+
+#: Of an input, results of which some come from one of the function's own, and whether one graph can tell.
+TELLING = {
+    "both": (lambda x: TellsAbsent.apply(x), False),
+    "behind": (lambda x: (TellsAbsent.apply(x)[0].sin(), x * 3), True),
+    "each": (lambda x: tuple(y.sin() for y in TellsAbsent.apply(x)), False),
+    "mixed": (lambda x: (lambda y, s: (y * s, y + s))(*TellsAbsent.apply(x)), True),
+    "one of both": (lambda x: (lambda y, s: (y * s, y.cos()))(*TellsAbsent.apply(x)), False),
+    "of each other": (lambda x: (lambda y, s: (TellsAbsent.apply(y)[1], s))(*TellsAbsent.apply(x)), False),
+}
+
+
+@pytest.mark.filterwarnings("ignore::prims.errors.CompileWarning")
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("name", TELLING)
+def test_functions_that_tell_absent_gradients_from_zeros(name, used):
+    program, is_compiled = TELLING[name]
+    compiled = compile_api.compile(program)
+    found = []
+    for call in (program, compiled, compiled):
+        x = torch.arange(3.0, requires_grad=True)
+        results = call(x)
+        sum(results[k].sum() for k in used).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1:], [found[0]] * 2)
+    report = compiled.report()
+    assert (report.verdict == "compiled") == is_compiled, report
+    assert is_compiled or "tells absent gradients from zeros" in report.verdict, report.verdict

@@ -480,14 +480,18 @@ def _differentiated(
         raise Unsupported(f"a result has no gradient: {error}".partition(" Hint: ")[0]) from error
 
 
-def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
+def _watch_custom_backwards(tracer: Tracer, results: list[torch.Tensor]) -> None:
     """Have the tracer mark what the backwards of custom functions compute with the tangents that call each of them.
 
     It matters where only some results get a gradient: what a custom backward computes need not be linear in it.
 
     Args:
-        roots: the autograd nodes of the differentiable results, in tangent order.
+        results: the differentiable ones, in tangent order.
+
+    Raises:
+        Unsupported: one of them tells absent gradients from zeros, and gets some of its own for some results only.
     """
+    roots = [result.grad_fn for result in results]
     if len(roots) < 2 or not any(_is_custom(node) for node in nodes_behind(roots)):
         return
     found: dict[Any, set[int]] = {}
@@ -495,6 +499,13 @@ def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
         for node in nodes_behind([root]):
             if _is_custom(node):
                 found.setdefault(node, set()).add(position)
+
+    for node in found:
+        if getattr(node, "tells_absent", False) and len({_of_node(node, result) for result in results} - {()}) > 1:
+            raise Unsupported(
+                f"the backward of {type(node).__name__.removesuffix('Backward')} tells absent gradients from zeros "
+                "(set_materialize_grads(False)), and which are absent depends on the results that are differentiated"
+            )
 
     def watch(node: Any, called_by: frozenset[int]) -> None:
         def enter(gradients: Any) -> None:
@@ -516,6 +527,22 @@ def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
 
     for node, positions in found.items():
         watch(node, frozenset(positions))
+
+
+def _of_node(node: Any, result: torch.Tensor) -> tuple[int, ...]:
+    """Which results of an autograd node the gradients of a tensor come to."""
+    root = result.grad_fn
+    if root is node:
+        return (result.output_nr,)
+    seen, waiting, found = {root}, [root], set()
+    while waiting:
+        for behind, result in waiting.pop().next_functions:
+            if behind is node:
+                found.add(result)
+            if behind is not None and behind not in seen:
+                seen.add(behind)
+                waiting.append(behind)
+    return tuple(sorted(found))
 
 
 def _mark_constants(
@@ -577,7 +604,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     saves = saved_by_eager(outcome, tangents)
     under, views = _dependences(outcome, tangents)
     reached, sharing = _reached(outcome, tangents), _sharing(outcome, tangents)
-    _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
+    _watch_custom_backwards(tracer, [outcome.tensors[i] for i in tangents])
     custom = [n for n in nodes_behind([outcome.tensors[i].grad_fn for i in tangents]) if _is_custom(n)]
     tracer.backward = True
     with (

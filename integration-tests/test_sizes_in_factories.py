@@ -79,3 +79,25 @@ def test_linspace_is_eagers_to_the_bit(dtype, dynamic):
             x = torch.ones(size)
             for got, want in zip(compiled(x), program(x), strict=True):
                 assert torch.equal(got.view(bits), want.view(bits)), (numerics, size)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_grids_of_affine_maps(dims, align_corners):
+    """A spatial transformer's: the sizes come from the image, whose batch and sides change, with gradients."""
+
+    def program(theta, x):
+        grid = F.affine_grid(theta, x.size(), align_corners=align_corners)
+        return grid, F.grid_sample(x, grid, align_corners=align_corners)
+
+    compiled = compile_api.compile(program)
+    for batch, side in ((2, 5), (3, 7), (4, 6), (2, 9), (5, 4)):
+        theta = torch.randn(batch, dims, dims + 1, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(batch, 2, *range(side, side + dims), dtype=torch.float64)
+        got, expected = compiled(theta, x), program(theta, x)
+        torch.testing.assert_close(got, expected)
+        for one, other in zip(got, expected, strict=True):
+            gradients = [torch.autograd.grad(y.square().sum(), theta, retain_graph=True)[0] for y in (one, other)]
+            torch.testing.assert_close(*gradients)
+    report = compiled.report()
+    assert report.verdict == "compiled" and len(report.recompiles) == 1, report

@@ -410,6 +410,24 @@ def stft_of_tensor(
     )
 
 
+def affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.Tensor:
+    """``torch.affine_grid_generator`` of symbolic sizes: where affine maps of [-1, 1] take each place, x first."""
+    spatial = list(size[2:])
+    dims = len(spatial)
+    if not any(map(_is_symbolic, size)) or dims not in (2, 3) or theta.ndim != 3 or not theta.is_floating_point():
+        return torch.affine_grid_generator(theta, size, align_corners)
+    maps = theta.float() if theta.dtype in (torch.float16, torch.bfloat16) else theta
+    column = lambda j: maps.select(2, j).reshape(size[0], *[1] * dims, dims)  # noqa: E731
+    out = column(dims).expand(size[0], *spatial, dims)
+    for j, extent in enumerate(reversed(spatial)):
+        if extent == 1:
+            continue  # its only place is 0
+        end = 1.0 if align_corners else (extent - 1) / extent
+        at = linspace(-end, end, extent, dtype=maps.dtype, device=maps.device)
+        out = out + column(j) * at.view(*[extent if d == dims - 1 - j else 1 for d in range(dims)], 1)
+    return out.to(theta.dtype)
+
+
 def _times(size: Any, factor: Any) -> Any:
     """The whole part of a size times a factor, in integers where the factor is a short binary fraction."""
     above, below = float(factor).as_integer_ratio()
@@ -471,6 +489,7 @@ CALLS: dict[Any, Call] = {
     torch.lstm: lstm,
     torch._C._nn.pad: pad,
     torch.linspace: linspace,
+    torch.affine_grid_generator: affine_grid,
     torch.nn.functional.one_hot: one_hot,
     torch.kron: kron,
     torch.fft.fftfreq: fftfreq,

@@ -83,7 +83,7 @@ class GraphBuilder:
     """Builds one graph; ``ctx`` owns its size symbols."""
 
     #: Whether it is the region's graph itself, rather than one inside it.
-    is_outermost = True
+    is_outermost = makes_leaves = True
 
     def __init__(self, tx: Capture, ctx: Any) -> None:
         self.tx = tx

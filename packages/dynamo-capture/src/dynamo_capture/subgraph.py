@@ -33,7 +33,7 @@ class SubgraphBuilder(GraphBuilder):
         lifted: the values of the graph around, in the order of the inputs that stand for them, which are the last.
     """
 
-    is_outermost = False
+    is_outermost = makes_leaves = False
 
     def __init__(self, tx: Capture, outer: GraphBuilder) -> None:
         super().__init__(tx, outer.ctx)

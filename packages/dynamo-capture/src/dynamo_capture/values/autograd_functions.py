@@ -351,6 +351,8 @@ def _tensors(context: _ContextValue, name: str) -> list[TensorValue]:
 class _BackwardBuilder(SubgraphBuilder):
     """Builds the graph of a backward."""
 
+    makes_leaves = True
+
     def __init__(self, tx: Capture, outer: Any, backward: _BackwardCapture) -> None:
         super().__init__(tx, outer)
         self.backward = backward

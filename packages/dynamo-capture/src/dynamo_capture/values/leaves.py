@@ -36,7 +36,7 @@ def make_leaf(tx: Capture, tensor: TensorValue, reason: str) -> Value:
     may_require = example.is_floating_point() or example.is_complex()
     if tensor.source is not None or not example.is_leaf or not may_require or example.is_inference():
         raise GraphBreak("QB06", reason)
-    if not tx.graph.is_outermost:
+    if not tx.graph.makes_leaves:
         raise GraphBreak("QB06", reason)
     _note(tx, tensor, reason)
     return tx.graph_call("requires_grad_", [tensor], {}, method=True)

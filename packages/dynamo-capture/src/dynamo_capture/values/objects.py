@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
@@ -244,7 +245,11 @@ class ObjectValue(Value):
             getter, _ = find(tx, self.cls, "__getattribute__")
             overridden = isinstance(getter, types.FunctionType) or find(tx, self.cls, "__getattr__")[1] is not None
             source = Source("call", source, descriptor.__get__) if overridden else source.attr(name)
-        return tx.read(descriptor.__get__(self.obj, self.cls), source)
+        if is_slot(descriptor):
+            return tx.read(descriptor.__get__(self.obj, self.cls), source)
+        with _disable_current_modes():  # what it computes is real: ``saved_tensors`` makes tensors
+            found = descriptor.__get__(self.obj, self.cls)
+        return tx.read(found, source)
 
     def _fail(self, tx: Capture, operation: Any, *args: Any) -> NoReturn:
         """Raise what an operation on attributes raises for an empty instance of the class, in Python's own words.

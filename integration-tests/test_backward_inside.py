@@ -510,3 +510,41 @@ def test_a_batch_of_tangents_is_left_to_eager_for_its_call():
     torch.testing.assert_close(ours, theirs)
     (record,) = compiled.report().fallbacks
     assert "report" not in (record.todo or "") and "internal" not in record.reason
+
+
+@pytest.mark.filterwarnings("ignore::prims.errors.CompileWarning")
+@pytest.mark.parametrize("which", ["bias", "all", "thawed"])
+def test_parameters_frozen_after_their_use(which):
+    """Nothing is accumulated in them, and gradients with a history of their own pass where they were used."""
+
+    def make():
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(4, 1)
+
+        def program(x, whole):
+            out = layer(x) * x
+            (layer if which == "all" else layer.bias).requires_grad_(False)
+            y = out * x
+            if which == "thawed":
+                layer.bias.requires_grad_(True)
+            if not whole:
+                float(out.sum())  # the region ends here
+            out.sum().backward(retain_graph=True)
+            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return gradient.sum()
+
+        return layer, program
+
+    for whole in (True, False):
+        found = []
+        for compiles in (False, True):
+            layer, program = make()
+            run = compile_api.compile(program) if compiles else program
+            for _ in range(3):
+                x = torch.ones(3, 4, requires_grad=True)
+                loss = run(x, whole)
+                loss.backward()
+                found.append([loss.detach(), x.grad, *[p.grad for p in layer.parameters()]])
+        torch.testing.assert_close(found[3:], found[:3])
+        if whole:
+            assert run.report().verdict == "compiled", run.report()

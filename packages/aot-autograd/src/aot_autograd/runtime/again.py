@@ -218,7 +218,7 @@ class RunAgain:
             return None, obstacle
         given = args.copy()
         for i in self._tensors:  # one tensor may be two arguments, each of which has its own gradient
-            args[i] = enter(args[i], former.get(i))
+            args[i] = enter(args[i], former.get(i), frozen=i in self._plan.wanted)
         inputs = [(given[i], args[i]) for i in self._plan.wanted]
         results: list[Any] = []
         flatten(self._run(args), results)

@@ -267,14 +267,15 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def enter(tensor: torch.Tensor, former: torch.Tensor | None = None) -> torch.Tensor:
+def enter(tensor: torch.Tensor, former: torch.Tensor | None = None, frozen: bool = False) -> torch.Tensor:
     """A tensor for a graph of its own: with a history that is its entrance, whose node is not that of another.
 
     Args:
         former: a copy of what the tensor was, to be taken in its place.
+        frozen: whether one enters so that needs no gradient any more: it did when it was used.
     """
     value = bare(tensor if former is None else former)
-    if not tensor.requires_grad or not torch.is_grad_enabled():
+    if not (tensor.requires_grad or frozen) or not torch.is_grad_enabled():
         return value
     return _Entrance.apply(gate_tensor(requires_grad=True), value)  # type: ignore[no-any-return]
 

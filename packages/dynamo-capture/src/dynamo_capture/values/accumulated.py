@@ -128,6 +128,8 @@ def _leaves(tx: Capture, outputs: list[TensorValue]) -> list[TensorValue]:
         if getattr(variable, "is_for_derivative", False):
             continue
         leaf = tx.graph.value_of(variable) if variable is not None else None
+        if leaf is not None and not leaf.example.requires_grad:
+            continue  # frozen since it was used: nothing is accumulated in it
         own = leaf is not None and is_own_leaf(leaf)
         if leaf is None or not (own or (leaf.real_tensor is not None and leaf.source is not None)):
             raise _refuse("through what was computed before the region")

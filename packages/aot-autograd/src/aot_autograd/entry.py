@@ -99,12 +99,10 @@ def aot_function(
             if outcome.differentiable:
                 _refuse_inference_tensors(example_inputs)
             joint = finish_joint(outcome) if outcome.differentiable and not outcome.leads_nowhere else None
-            env = None if joint is not None else _whole(outcome, partition_fn, options)
+            env = None if joint is not None else _whole(outcome, partition_fn, options, report)
             partition = None if joint is None else partition_joint(joint, partition_fn, options)
-            if partition is not None and report is not None:
-                from aot_autograd.partition.peak import report_saved
-
-                report_saved(report, partition)
+            if partition is not None:
+                partition = _placed(partition, options, report)
     except UserError:
         raise
     except Exception as error:
@@ -131,15 +129,46 @@ def aot_function(
     return build_training(plan, compiled, backward, gm, joint.outcome.program.lifted, joint.still)
 
 
-def _whole(outcome: Outcome, partition_fn: PartitionFn | None, options: Options) -> Envelope:
+def _placed(partition: Partition, options: Options, report: Report | None) -> Partition:
+    """The partition, with what is saved where the options want it; the report says how much that is."""
+    placed, on_host = partition, 0
+    if options.offload:
+        from aot_autograd.partition.offload import offloaded
+
+        placed, on_host = offloaded(partition, options)
+    if report is not None:
+        from aot_autograd.partition.peak import report_saved
+
+        report_saved(report, partition, on_host)
+    return placed
+
+
+def _whole(
+    outcome: Outcome, partition_fn: PartitionFn | None, options: Options, report: Report | None
+) -> Envelope:  # fmt: skip
     """The graph of a program without gradients of its own; derivatives that it takes itself are within."""
     env = finish_inference(outcome)
-    chooses = partition_fn is not None or options.memory_budget != 1.0
+    chooses = partition_fn is not None or options.memory_budget != 1.0 or bool(options.offload)
     if chooses and any("derivative" in node.meta for node in env.graph.nodes):
         from aot_autograd.partition.mincut import min_cut_partition
         from aot_autograd.partition.whole import compute_again
 
         env = compute_again(env, outcome, partition_fn or min_cut_partition, options)
+        if options.offload:
+            env = _placed_within(env, options, report)
+    return env
+
+
+def _placed_within(env: Envelope, options: Options, report: Report | None) -> Envelope:
+    """The graph of a whole step, with what its derivatives take where the options want it; the report says how much."""
+    from aot_autograd.partition.offload import offloaded_within
+
+    env, count, on_host = offloaded_within(env, options)
+    if report is not None and count:
+        report.saved_for_backward(on_host, count, (), on_host)
+    elif report is not None and options.numerics != "fast":
+        reason = f"offload: the derivatives that a graph takes itself are as they are under numerics={options.numerics!r}"
+        report.fallback("aot_autograd", reason, eager=False)
     return env
 
 

@@ -34,7 +34,7 @@ from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel, Step, nbytes
 from inductor_gen.layout.prepare import prepare
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, extent, strides_of
-from inductor_gen.loops.graph import Graph, Node, build_graph, is_training
+from inductor_gen.loops.graph import Graph, Node, build_graph, is_training, waits_on_host
 from inductor_gen.loops.index import ZERO, Hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.memory import MemoryPlan, Sharing, plan_memory
@@ -215,7 +215,7 @@ def _memory(
     allocator, which gives their memory to operators too."""
 
     def size(node: Node) -> Expr:  # of a node with several results, none: those are nodes too
-        single = node.dtype is not None and node.shape is not None
+        single = node.dtype is not None and node.shape is not None and not waits_on_host(node)
         return extent(node.shape, strides_of(layouts, node), node.dtype) if single else ZERO  # type: ignore[arg-type]
 
     kernels = [k for call in calls if isinstance(call, Rendered) for k in call.launch.kernels]

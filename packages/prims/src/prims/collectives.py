@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["exchanges", "is_collective", "is_wait", "waiting"]
+__all__ = ["exchanges", "is_collective", "is_transfer", "is_wait", "waiting"]
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _LOCAL = ("wait_tensor", "_wrap_tensor_autograd")
@@ -26,6 +26,14 @@ def is_collective(target: Any) -> bool:
 def is_wait(target: Any) -> bool:
     """Whether an overload waits for what a collective has begun, and gives its tensor."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES and _is_local(target)
+
+
+def is_transfer(target: Any) -> bool:
+    """Whether an operator copies to host memory or back (:mod:`prims.transfers`): these keep their order, too."""
+    return getattr(target, "namespace", None) == "quintet" and target._opname in _TRANSFERS
+
+
+_TRANSFERS = frozenset(("to_host", "at_host", "to_device", "at_device"))
 
 
 def waiting(target: Any) -> Any:

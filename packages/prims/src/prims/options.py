@@ -28,6 +28,7 @@ CACHE_KEY_FIELDS = (
     "max_autotune",
     "epilogue_fusion",
     "memory_budget",
+    "offload",
     "fallback_random",
     "deterministic",
     "batch_invariant",
@@ -96,6 +97,9 @@ class Options:
             ``"6GB"`` or ``"800MiB"``, into which a step's estimated peak is to fit: what is saved, the most that is
             alive beside it, gradients, parameters and other inputs (not estimated for a program that takes its
             gradients itself, as one graph).
+        offload: values that a training step saves for its backward pass wait in host memory and are copied beside the
+            computation: ``True`` for all that are of 1 MiB at least, but for the last, or a size such as ``"4GB"`` for
+            as much of them. On a GPU; elsewhere there is no other memory. Not with ``cudagraphs``.
         fallback_random: draw random numbers by eager's operators and generators, so that a seed gives eager's numbers,
             rather than by generated code from a seed of each call.
         max_autotune: choose templates, tilings and library kernels by measurement.
@@ -132,6 +136,7 @@ class Options:
     deterministic: bool = False
     batch_invariant: bool = False
     memory_budget: float | str = 1.0
+    offload: bool | str = False
     fallback_random: bool = False
     max_autotune: bool = False
     epilogue_fusion: bool = True
@@ -160,6 +165,13 @@ class Options:
         is_share = isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 <= budget <= 1
         is_size = isinstance(budget, str) and _bytes_of(budget) is not None
         self._require("memory_budget", is_share or is_size, "a number from 0 to 1, or a size such as '6GB' or '800MiB'")
+        is_size = isinstance(self.offload, str) and _bytes_of(self.offload) is not None
+        self._require("offload", isinstance(self.offload, bool) or is_size, "True, False or a size such as '4GB'")
+        if self.offload and self.cudagraphs:
+            raise UserError(
+                "offload and cudagraphs exclude each other: a graph that is replayed makes no new tensors",
+                todo="Leave one of them out.",
+            )
         self._require(
             "sources", isinstance(self.sources, str) and (not self.sources or os.path.isdir(self.sources)),
             "a folder that is there, or empty",
@@ -247,6 +259,11 @@ class Options:
     def memory_limit(self) -> int | None:
         """``memory_budget`` in bytes where it is a size."""
         return _bytes_of(self.memory_budget) if isinstance(self.memory_budget, str) else None
+
+    @property
+    def offload_limit(self) -> int | None:
+        """How many bytes ``offload`` is for at least; None for all."""
+        return _bytes_of(self.offload) if isinstance(self.offload, str) else None
 
     def cache_key(self) -> str:
         """Text of the options that change generated code."""

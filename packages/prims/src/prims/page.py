@@ -338,7 +338,8 @@ def _memory(report: Report) -> str:
         rows = [(_bytes(size), f"<code>{escape(what)}</code>", _line(where)) for size, what, where in saved.largest]
         parts.append(
             f"<details><summary>saved for the backward pass: <b>{_bytes(saved.bytes)}</b> in "
-            f"{many(saved.count, 'value')}</summary>{_table(('largest', 'value', 'where'), rows)}</details>"
+            f"{many(saved.count, 'value')}{f', {_bytes(saved.on_host)} of it in host memory' if saved.on_host else ''}"
+            f"</summary>{_table(('largest', 'value', 'where'), rows)}</details>"
         )
     return _section("Memory", "".join(parts))
 

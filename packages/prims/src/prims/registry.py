@@ -7,13 +7,15 @@ name may be defined again by another execution of the module that defined it, an
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Definitions", "define_operator", "keeps_leading_dimensions"]
+__all__ = ["Definitions", "define_operator", "import_operator", "keeps_leading_dimensions"]
 
 V = TypeVar("V")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +56,27 @@ _LIBRARY = torch.library.Library("quintet", "FRAGMENT")
 _KEY = "CompositeExplicitAutograd"
 #: What runs an operator, by its name: the newest definition counts.
 _IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+
+
+#: The modules that define operators of ours, of which a stored graph may name one before they are imported.
+_HOMES = {
+    "prims.lower.strided": "strided_from",
+    "prims.ops.seeded": "probabilities random_normal random_uniform",
+    "prims.spec.rules.creation": "linspace",
+    "prims.spec.rules.indexing": "one_hot",
+    "prims.spec.rules.recurrent": "lstm_layer recurrent",
+    "prims.transfers": "at_device at_host to_device to_host",
+    "aot_autograd.trace.checks": "linalg_checked",
+    "aot_autograd.trace.unused": "computed_after",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def import_operator(name: str) -> None:
+    """Have ``quintet::name`` defined, if it is one of ours and the package that defines it is there."""
+    if name in _HOME and not hasattr(torch.ops.quintet, name):
+        with suppress(ImportError):
+            importlib.import_module(_HOME[name])
 
 
 def define_operator(schema: str, implementation: F, tags: tuple[Any, ...] = ()) -> F:

@@ -257,11 +257,13 @@ class SavedRecord:
         bytes: of all saved values.
         count: how many there are.
         largest: the largest few: ``(bytes, operator with type and shape, the user's line)``.
+        on_host: how many of the bytes wait in host memory (``Options.offload``).
     """
 
     bytes: int
     count: int
     largest: tuple[tuple[int, str, str | None], ...]
+    on_host: int = 0
 
 
 @record
@@ -559,10 +561,12 @@ class Report:
         self.memory.append(MemoryRecord(peak, bound, pieces, note, named))
         say("perf", self, lambda: f"memory: {peak} bytes at most, {bound} needed, in {many(pieces, 'piece')}")
 
-    def saved_for_backward(self, total: int, count: int, largest: Sequence[tuple[int, str, object]]) -> None:
-        """Record what a graph saves for its backward pass."""
+    def saved_for_backward(
+        self, total: int, count: int, largest: Sequence[tuple[int, str, object]], on_host: int = 0
+    ) -> None:
+        """Record what a graph saves for its backward pass, and how many bytes of it wait in host memory."""
         named = tuple((size, what, _text(where)) for size, what, where in largest)
-        self.saved.append(SavedRecord(total, count, named))
+        self.saved.append(SavedRecord(total, count, named, on_host))
 
     def fallback(
         self, stage: str, reason: str, where: object = None, *, eager: bool = True, todo: str = ""
@@ -739,7 +743,8 @@ class Report:
         largest = max((m.peak for m in self.memory), default=0)
         texts += [_memory_text(m, m.peak == largest) for m in self.memory]
         for s in filter(lambda s: s.count, self.saved):
-            texts.append(f"saved for the backward pass: {s.bytes} bytes in {many(s.count, 'value')}")
+            on_host = f", {s.on_host} bytes of them in host memory" if s.on_host else ""
+            texts.append(f"saved for the backward pass: {s.bytes} bytes in {many(s.count, 'value')}{on_host}")
             texts += [f"saved: {size} bytes, {what}{_at(where)}" for size, what, where in s.largest]
         texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}{_hint(f.todo)}" for f in self.fallbacks]
         texts += [

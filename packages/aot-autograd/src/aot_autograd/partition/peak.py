@@ -78,14 +78,15 @@ def _is_in_memory(node: torch.fx.Node) -> bool:
     return not is_fusible(node) or len(node.users) > 1 or not all(is_fusible(user) for user in node.users)
 
 
-def report_saved(report: Report, parts: Partition) -> None:
-    """Record how many bytes a graph saves for its backward pass, inputs not counted, and the largest of them."""
+def report_saved(report: Report, parts: Partition, on_host: int = 0) -> None:
+    """Record how many bytes a graph saves for its backward pass, inputs not counted, and the largest of them; of which
+    so many are ``on_host``."""
     hints = hints_of(parts.forward)
     results = parts.forward.results()
     nodes = dict.fromkeys(results[at] for kind, at in parts.saved if kind == "output")
     sizes = sorted(((size_in_bytes(n.meta["spec"], hints), n) for n in nodes), key=lambda pair: -pair[0])
     largest = [(size, _described(n), n.meta.get("source")) for size, n in sizes[:_NAMED]]
-    report.saved_for_backward(sum(size for size, _ in sizes), len(sizes), largest)
+    report.saved_for_backward(sum(size for size, _ in sizes), len(sizes), largest, on_host)
 
 
 def _described(node: torch.fx.Node) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from inductor_gen.extern.functions import checked, cloned, twin_in_place, with_own_memory
 from inductor_gen.loops.graph import Node
-from prims.collectives import is_wait
+from prims.collectives import is_transfer, is_wait
 from prims.twins import twin_form, twin_of
 
 __all__ = ["EMPTY", "custom_function", "is_custom", "reported_name"]
@@ -41,6 +41,8 @@ def custom_function(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callabl
     target = node.target
     if is_wait(target):  # gives what it is given, which may be written anew unless it ends here
         return name, target if owned else cloned(target)
+    if is_transfer(target):  # gives what it has begun to make, of which nobody else knows
+        return name, target
     form = twin_form(target)
     if form is not None:
         return name, checked(twin_in_place(*form, tuple(owned)), name, tuple(owned))

@@ -20,7 +20,7 @@ from inductor_gen.kernel.body import Body
 from inductor_gen.kernel.nest import Nest
 from inductor_gen.layout.record import Layout, strides_of, whole
 from inductor_gen.loops.cost import op_cost
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, waits_on_host
 from inductor_gen.loops.index import ZERO, Hint, distinct, product
 from prims.errors import VerifierError
 from prims.records import record
@@ -115,8 +115,9 @@ Step: TypeAlias = Kernel | Call
 
 
 def nbytes(node: Node, hint: Hint) -> int:
-    """The bytes of a node's value; of a node with several results, none: those are nodes too."""
-    if node.dtype is None or getattr(node.spec, "shape", None) is None:
+    """The bytes of a node's value; of a node with several results, none: those are nodes too. Nor has a value any that
+    waits in host memory for a GPU's: what is short is the other memory."""
+    if node.dtype is None or getattr(node.spec, "shape", None) is None or waits_on_host(node):
         return 0
     return node.dtype.itemsize * math.prod(map(hint, node.shape))
 

@@ -12,7 +12,7 @@ import torch
 from inductor_gen.device.backends import BACKENDS
 from inductor_gen.device.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
-from prims.collectives import is_collective
+from prims.collectives import is_collective, is_transfer
 from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.ir.settle import settler
@@ -24,7 +24,7 @@ from prims.spec.expr import Expr
 
 __all__ = [
     "Graph", "Node", "asked_before", "build_graph", "inner_dims", "instances", "is_training", "is_whole_division",
-    "kind_of", "may_refuse", "overload_name", "reached", "runs_once",
+    "kind_of", "may_refuse", "overload_name", "reached", "runs_once", "waits_on_host",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -272,9 +272,20 @@ def inner_dims(node: Node) -> tuple[int, ...]:
 
 
 def runs_once(node: Node | torch.fx.Node) -> bool:
-    """Does the operator run exactly once, in its order: does it advance a random generator, or exchange data with other
-    processes?"""
-    return is_collective(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Does the operator run exactly once, in its order: does it advance a random generator, exchange data with other
+    processes, or copy beside the computation?"""
+    target = node.target
+    in_order = is_collective(target) or is_transfer(target)
+    return in_order or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def waits_on_host(node: Node) -> bool:
+    """Is the value in host memory for the time between a forward and a backward pass (:mod:`prims.transfers`)?"""
+    if node.device is None or node.device.type != "cpu":
+        return False
+    if node.kind == "input":
+        return any(is_transfer(user.target) for user in node.users)
+    return is_transfer(node.target) and node.op in ("quintet.to_host.default", "quintet.at_host.default")
 
 
 #: Nodes among which one is looked for that asks the same; views in which each element of their operand is.

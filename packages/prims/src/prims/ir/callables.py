@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional
 
+from prims.registry import import_operator
 from prims.settings import ATTENTION
 
 __all__ = ["is_method", "is_property", "listed", "operator_of", "register_callable", "registered", "registered_name"]
@@ -117,6 +118,8 @@ def operator_of(dotted: str) -> Any:
     names = dotted.split(".")
     if len(names) not in (2, 3) or not all(map(_PLAIN.fullmatch, names)) or names[0] == "prim":
         return None
+    if names[0] == "quintet":
+        import_operator(names[1])
     space = getattr(torch.ops, names[0], None)
     if not isinstance(space, torch._ops._OpNamespace):
         return None

@@ -91,10 +91,37 @@ def test_a_step_of_one_graph():
 
 
 @pytest.mark.usefixtures("own_memory")
+@pytest.mark.parametrize("part", [2, 8, 100])
+def test_a_step_that_takes_gradients_in_between(part, monkeypatch):
+    """What a derivative takes is there before the forward pass of what comes behind it, however much is under way."""
+    from aot_autograd.partition import offload as module
+
+    monkeypatch.setattr(module, "UNDER_WAY", part)
+    found = []
+    for offload in (False, True):
+        first, rest = layers(), layers()
+        optimizer = torch.optim.SGD([*first.parameters(), *rest.parameters()], lr=0.01)
+
+        def step(x):
+            optimizer.zero_grad()
+            (gradient,) = torch.autograd.grad(first(x).sin().square().sum(), first[0].weight)
+            loss = rest(x).square().mean()  # of which the gradient knows nothing
+            (loss + rest(gradient).square().mean()).backward()
+            optimizer.step()
+            return loss.detach()
+
+        compiled = compile_api.compile(step, options={"offload": offload, "verify": "every_pass", "strict": True})
+        x = torch.linspace(-1, 1, 64 * 64, dtype=torch.float64).view(64, 64)
+        found.append([compiled(x) for _ in range(4)])
+    torch.testing.assert_close(found[1], found[0])
+    assert compiled.report().saved[0].on_host and not compiled.report().fallbacks
+
+
+@pytest.mark.usefixtures("own_memory")
 def test_results_used_in_part_and_again():
     """The backward graph without some tangents, the same backward pass twice, and gradients of gradients."""
     weight = torch.randn(16, 16, dtype=torch.float64, requires_grad=True)
-    program = lambda x: ((x @ weight).tanh() @ weight, (x * 2).sin() @ weight)  # noqa: E731
+    program = lambda x: ((x @ weight).tanh() @ weight, (x * 2).sin() @ weight)
     compiled = compile_api.compile(program, options={"offload": True})
     x = torch.randn(16, 16, dtype=torch.float64, requires_grad=True)
     found = []

@@ -167,7 +167,7 @@ def _placed_within(env: Envelope, options: Options, report: Report | None) -> En
     if report is not None and count:
         report.saved_for_backward(on_host, count, (), on_host)
     elif report is not None and options.numerics != "fast":
-        reason = f"offload: the derivatives that a graph takes itself are as they are under numerics={options.numerics!r}"
+        reason = f"offload: derivatives that a graph takes itself are as they are under numerics={options.numerics!r}"
         report.fallback("aot_autograd", reason, eager=False)
     return env
 

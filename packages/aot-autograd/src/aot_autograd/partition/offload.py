@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -84,7 +85,14 @@ def offloaded_within(env: Envelope, options: Options) -> tuple[Envelope, int, in
         return env, 0, 0
     room = _room(moved)
     graph, copies = env.copy_graph()
-    hosts = _send(graph, [(one, copies[one.value]) for one in moved], room, copies[late[0]])
+    position = {node: k for k, node in enumerate(env.graph.nodes)}
+    is_before = position[moved[-1].value] < position[late[0]]  # not so where a loss takes a gradient at once
+    needed: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in late:
+        for value in node.all_input_nodes:
+            needed.setdefault(copies[value], copies[node])
+    end = copies[late[0]] if is_before else None
+    hosts = _send(graph, [(one, copies[one.value]) for one in moved], room, end, needed)
     fetch = [(one.bytes, copies[one.value], host, one.value) for one, host in zip(moved, hosts, strict=True)]
     _fetch(graph, [copies[node] for node in late], fetch, room, "again")
     return env.replace(graph=graph), len(moved), sum(one.bytes for one in moved)
@@ -156,26 +164,37 @@ def _call(graph: torch.fx.Graph, target: Any, args: tuple[Any, ...], like: torch
 
 
 def _send(
-    graph: torch.fx.Graph, values: Sequence[tuple[_Moved, torch.fx.Node]], room: int, end: torch.fx.Node
-) -> list[torch.fx.Node]:
-    """Send values, in their order in the graph; the copies that are waited for, before ``end`` at the latest."""
+    graph: torch.fx.Graph, values: Sequence[tuple[_Moved, torch.fx.Node]], room: int, end: torch.fx.Node | None,
+    needed: Mapping[torch.fx.Node, torch.fx.Node] = MappingProxyType({}),
+) -> list[torch.fx.Node]:  # fmt: skip
+    """Send values, in their order in the graph; the copies that are waited for.
+
+    Args:
+        end: before which the last are waited for; None: as soon as they have begun.
+        needed: by value the node of this graph for which it is fetched first.
+    """
+    order = {node: k for k, node in enumerate(graph.nodes)} if needed else {}
     waiting: list[tuple[int, torch.fx.Node, torch.fx.Node]] = []
-    hosts = []
+    hosts: list[torch.fx.Node] = []
 
-    def wait() -> None:
+    def wait_after(node: torch.fx.Node) -> torch.fx.Node:
         _, value, host = waiting.pop(0)
-        hosts.append(_call(graph, AT_HOST, (host, value), value))
+        with graph.inserting_after(node):
+            hosts.append(_call(graph, AT_HOST, (host, value), value))
+        return hosts[-1]
 
+    at = values[0][1]
     for one, value in values:
+        while any(order[needed[other]] < order[value] for _, other, _ in waiting if other in needed):
+            at = wait_after(at)
         with graph.inserting_after(value):
-            host = _call(graph, TO_HOST, (value,), value)
-        waiting.append((one.bytes, value, host))
-        with graph.inserting_after(host):
-            while sum(size for size, _, _ in waiting) > room and len(waiting) > 1:
-                wait()
-    with graph.inserting_before(end):
-        while waiting:
-            wait()
+            at = _call(graph, TO_HOST, (value,), value)
+        waiting.append((one.bytes, value, at))
+        while sum(size for size, _, _ in waiting) > room and len(waiting) > 1:
+            at = wait_after(at)
+    at = at if end is None else end.prev
+    while waiting:
+        at = wait_after(at)
     return hosts
 
 
@@ -224,25 +243,27 @@ def _fetch(
         made.meta.update({} if late is None else {"late": late})
         return made
 
-    def begin(least: int) -> None:
-        """Begin what fits beside what is under way, and at least so many of all."""
+    def begin(least: int, reader: torch.fx.Node) -> None:
+        """Begin what is on the host before a reader and fits beside what is under way, and at least so many of all."""
         while started[0] < len(uses):
             size, _, host, known = uses[started[0]]
-            if started[0] >= least and sum(other for other, _ in begun) + size > room:
+            fits = sum(other for other, _ in begun) + size <= room and order[host] < order[reader]
+            if started[0] >= least and not fits:
                 return
             begun.append((size, call(TO_DEVICE, (host, known.meta["spec"].device), known)))
             started[0] += 1
 
     started = [0]
+    order = {node: k for k, node in enumerate(graph.nodes)}
     for k, (_, value, _, known) in enumerate(uses):
         reader = readers[first[value]]
         with graph.inserting_before(reader):
-            begin(k + 1)
+            begin(k + 1, reader)
             fetched = call(AT_DEVICE, (begun.pop(0)[1],), known)
         for node in readers_of[value]:
             node.replace_input_with(value, fetched)
         with graph.inserting_before(reader):
-            begin(0)
+            begin(0, reader)
 
 
 def _as_gradients_need(env: Envelope, placeholders: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:

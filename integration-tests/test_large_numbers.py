@@ -120,14 +120,14 @@ BASES = torch.tensor([-1.0, -1.2, 1.0, 2.0, -0.5] * 5)
 def test_powers_of_a_constant_that_single_precision_rounds(sign):
     """An odd exponent beyond 2**24 is even once it is rounded, and the power's sign would be lost."""
     for n in EXPONENTS:
-        power = lambda x, n=sign * n: x**n  # noqa: E731
+        power = lambda x, n=sign * n: x**n
         torch.testing.assert_close(compile_api.compile(power)(BASES), power(BASES), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("number", [int, torch.tensor])
 def test_powers_of_numbers_that_single_precision_rounds(number, sign):
-    power = lambda x, n: x ** (n.item() if isinstance(n, torch.Tensor) else n)  # noqa: E731
+    power = lambda x, n: x ** (n.item() if isinstance(n, torch.Tensor) else n)
     compiled = compile_api.compile(power, options={"data_dependent": True})
     for n in EXPONENTS:
         torch.testing.assert_close(compiled(BASES, number(sign * n)), BASES ** (sign * n), rtol=1e-5, atol=0)

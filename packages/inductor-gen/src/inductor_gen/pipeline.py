@@ -264,7 +264,7 @@ def _implied(count: Expr, other: Expr, context: SymbolContext) -> bool:
 
 def size_hint(env: Envelope) -> Hint:
     """A number for any size expression: the first values seen, likely ones where none was."""
-    hints: dict[str, Any] = {e.name: e.hint or likely(e.min, e.max) for e in env.symbols}
+    hints: dict[str, Any] = {e.name: e.hint or likely(e.min or 0, e.max) for e in env.symbols}
 
     def hint(e: Expr) -> int:
         if e.kind == "const":

@@ -1,4 +1,4 @@
-"""Exceptions of a program's signal handlers (a time limit by ``SIGALRM``), which are no failures of what they interrupt.
+"""Exceptions of a program's signal handlers (a time limit by ``SIGALRM``): no failures of what they interrupt.
 
 A handler runs between two instructions of the main thread, whatever these are of. While something is compiled, code
 that takes any ``Exception`` for a failure, and goes on without what failed, would swallow it.
@@ -6,7 +6,7 @@ that takes any ``Exception`` for a failure, and goes on without what failed, wou
 
 from __future__ import annotations
 
-import _signal  # whose functions make no enums: compiling asks for every handler
+import _signal  # type: ignore[import-not-found]  # whose functions make no enums: compiling asks for every handler
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def comes_of_signal(error: BaseException) -> bool:
     for _, handler in _handlers():
         function = getattr(handler, "func", handler)  # of a partial
         function = getattr(function, "__func__", function)
-        code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+        code = getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
         if code is not None:
             codes.add(code)
     at = error.__traceback__

@@ -5,12 +5,11 @@
 what was copied may be read. Each pair stands around what is computed meanwhile. Copies run in the order in which they
 begin. On a device without streams they are plain copies.
 
-Source: vDNN (Rhu et al., "Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design", 2016).
+Source: vDNN (Rhu et al., "Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design",
+2016).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 

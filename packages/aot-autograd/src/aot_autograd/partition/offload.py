@@ -77,7 +77,8 @@ def offloaded_within(env: Envelope, options: Options) -> tuple[Envelope, int, in
     """The same for a graph that takes its own derivatives, in which the nodes of these are marked as late; how many
     values, and bytes."""
     late = [node for node in env.graph.nodes if node.meta.get("late") is not None]
-    crossing = {x: None for node in late for x in node.all_input_nodes if x.op == "call_function" and "late" not in x.meta}
+    taken = dict.fromkeys(x for node in late for x in node.all_input_nodes)
+    crossing = [x for x in taken if x.op == "call_function" and "late" not in x.meta]
     results = [*env.results(), *crossing]
     saved = [(node, None) for node in crossing if node not in env.results()]
     moved = _chosen(env, saved, list(dict.fromkeys(results)), options)

@@ -16,8 +16,8 @@ from prims.undo import undoing
 
 __all__ = [
     "SIZE_FUNCTIONS", "RunEagerly", "aligned", "apply_of", "as_made", "as_strided_from", "copy_all", "counter_of",
-    "emitted_function", "gate_tensor", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "refuses_writes",
-    "shares_memory", "write_over", "written",
+    "emitted_function", "gate_tensor", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone",
+    "refuses_writes", "shares_memory", "write_over", "written",
 ]  # fmt: skip
 
 SIZE_FUNCTIONS = {

@@ -104,7 +104,8 @@ def emit_overlap_check(
         leave_if(shares_memory, tensors, written, reason=reason)
     tracked = tuple(i for i, _, through in outcome.mutations if through and i in written)
     if tracked:
-        leave_if(refuses_writes, tracked, reason="an input that the graph writes is one that autograd lets nobody write")
+        reason = "an input that the graph writes is one that autograd lets nobody write"
+        leave_if(refuses_writes, tracked, reason=reason)
     unseen = tuple(
         i
         for i, _, through in outcome.mutations

@@ -60,8 +60,8 @@ class AttachBackward:
         saved: the arguments that are saved for the backward with autograd's checks, the rest is merely kept.
         differentiable: the graphs may be differentiated; not so where the backward turns gradients on or off itself.
         own: calls the program's own backward where what the graphs rest on has changed since the region ran. Whether it
-            has is ``still_holds`` of the autograd node: a stage that traces the backward pass is to ask it too. ``tells_absent``
-            of the node says that an absent gradient is another thing than zeros to the backward.
+            has is ``still_holds`` of the autograd node: a stage that traces the backward pass is to ask it too.
+            ``tells_absent`` of the node says that an absent gradient is another thing than zeros to the backward.
         is_hook: it passes its first argument on, and stands for hooks on that. Where a tensor has data these are set on
             it: what is saved for a derivative is the hooked tensor, whose hooks gradients of gradients pass too.
     """

@@ -129,7 +129,7 @@ class _Verifier:
                     self.use_symbols(size, desc.name)
         for entry in self.env.symbols:
             binding = entry.binding
-            if entry.min < 0 and least_by_name(entry.name) is not None:
+            if (entry.min or 0) < 0 and least_by_name(entry.name) is not None:
                 _fail("ENV-C15", f"symbol {entry.name} may be {entry.min}", entry.name)
             if binding is None and entry.name in self.made:
                 continue

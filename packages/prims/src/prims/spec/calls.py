@@ -417,7 +417,7 @@ def affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.Te
     if not any(map(_is_symbolic, size)) or dims not in (2, 3) or theta.ndim != 3 or not theta.is_floating_point():
         return torch.affine_grid_generator(theta, size, align_corners)
     maps = theta.float() if theta.dtype in (torch.float16, torch.bfloat16) else theta
-    column = lambda j: maps.select(2, j).reshape(size[0], *[1] * dims, dims)  # noqa: E731
+    column = lambda j: maps.select(2, j).reshape(size[0], *[1] * dims, dims)
     out = column(dims).expand(size[0], *spatial, dims)
     for j, extent in enumerate(reversed(spatial)):
         if extent == 1:

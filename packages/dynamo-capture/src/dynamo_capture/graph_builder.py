@@ -187,7 +187,7 @@ class GraphBuilder:
         return value
 
     def int_input(self, source: Source, real: int) -> SymValue:
-        """An int of the frame as a symbolic graph input, whose sign is fixed: by the other a program goes other ways."""
+        """An int of the frame as a symbolic graph input, whose sign is fixed: programs go by it."""
         if real > 0:
             return self.size_input(source, real, min(real, 2))  # a counter's 1 is one of its many
         value = self.size_input(source, real, -(2**63))

@@ -134,3 +134,52 @@ def test_tensors_of_several(name):
         ours, theirs = compiled(*given), TENSORS[name](*given)
         assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
     assert compiled.report().verdict == "compiled" and len(compiled.report().recompiles) == 1
+
+
+CONDITIONS_WITH_INTS = {
+    "equal": lambda x, n, p: x * 2 if n * p == 6.0 else x * n * p,
+    "quotient": lambda x, n, p: x * 3 if n / p > 10.0 else x + n,
+    "of a size": lambda x, n, p: x * 4 if (n + 1) * p < x.shape[0] * 0.5 else x - p,
+    "power": lambda x, n, p: x * 5 if p**n < 0.1 else x * (1 - p**n),
+    "whole part": lambda x, n, p: x * 6 if int(n * p) == 3 else x + int(n * p),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS_WITH_INTS)
+def test_conditions_on_floats_and_ints(name):
+    """A warm-up's ``lr * (step + 1) / steps`` in conditions of an optimizer: the int was one of each call."""
+    program = CONDITIONS_WITH_INTS[name]
+    compiled = compile_api.compile(program)
+    x = torch.ones(6)
+    for n in range(2, 13):
+        for p in (0.3 + n / 50, 0.6 - n / 100, 1.5, 0.5, 0.11 * n):
+            torch.testing.assert_close(compiled(x, n, p), program(x, n, p))
+    report = compiled.report()
+    assert report.verdict == "compiled" and len(report.recompiles) <= 4, report
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad"])
+def test_a_rate_by_a_count_of_the_programs_own(kind):
+    found = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(4, 2)
+        optimizer = getattr(torch.optim, kind)(layer.parameters(), lr=1e-2)
+        state = {"step": 0}
+
+        def step(x, state=state, optimizer=optimizer, layer=layer):
+            rate = 1e-2 * (state["step"] + 1) / 21
+            state["step"] += 1
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad()
+            loss = layer(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = compile_api.compile(step) if compiles else step
+        found.append([run(torch.linspace(-1, 1, 12).view(3, 4) * (1 + k / 7)) for k in range(14)])
+    torch.testing.assert_close(found[1], found[0])
+    report = run.report()
+    assert report.verdict == "compiled" and len(report.recompiles) <= 2, report

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dynamo_capture import _native
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
     from dynamo_capture.sources import Source
 
-__all__ = ["condition_of", "condition_of_numbers", "condition_of_sizes", "guard_floats", "guard_sizes", "item_of"]
+__all__ = [
+    "FLOAT", "condition_of", "condition_of_numbers", "condition_of_sizes", "guard_floats", "guard_sizes", "is_of_values",
+    "item_of",
+]  # fmt: skip
 
 #: Steps from an object to one within: the kind of each, and its key.
 Steps: TypeAlias = tuple[tuple[str, Any], ...]
@@ -67,14 +70,14 @@ def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, Grap
 
 
 def guard_sizes(tx: Capture, expr: Expr, inputs: Sequence[tuple[str, Source, int | None]]) -> None:
-    """Guard a condition on what floats, or large numbers, are made of sizes.
+    """Guard a condition on what floats, or large numbers, are made of sizes, and of floats beside them.
 
     Args:
-        inputs: its symbols, each with the tensor and the dimension, or the number (None), that it is of.
+        inputs: its symbols, each with the tensor and the dimension, or the number (None; ``FLOAT``), that it is of.
     """
     sources = list({str(source): source for _, source, _ in inputs}.values())
     at = {str(source): k for k, source in enumerate(sources)}
-    text = _NAMED.sub(r"\1", str(expr))
+    text = _NAMED.sub(r"\1", _BITS.sub(r"\1", str(expr)))
     given = text, tuple(name for name, _, _ in inputs), tuple((at[str(source)], dim) for _, source, dim in inputs)
     condition = condition_of_sizes(*given)
     tx.guards.made(condition, condition_of_sizes, *given)
@@ -93,10 +96,24 @@ def condition_of_sizes(
     """
     of_numbers = condition_of_numbers(text, names)
 
+    def value(given: Any, dim: int | None) -> Any:
+        return int(given) if dim is None else given if dim == FLOAT else given.shape[dim]
+
     def holds(*given: Any) -> bool:
-        return of_numbers(*[int(given[k]) if dim is None else given[k].shape[dim] for k, dim in places])
+        return of_numbers(*[value(given[k], dim) for k, dim in places])
 
     return holds
+
+
+#: In the place of a dimension: the symbol is of a float.
+FLOAT = -1
+
+
+def is_of_values(expr: Expr, names: Collection[str]) -> bool:
+    """Whether a condition asks the values of some floats alone, rather than the bits that their symbols hold."""
+    text = str(expr)
+    mentioned = re.findall(rf"\b(?:{'|'.join(names)})\b", text) if names else []
+    return sum(name in names for name in _BITS.findall(text)) == len(mentioned)
 
 
 def _by_variable(

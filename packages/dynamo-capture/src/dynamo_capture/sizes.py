@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.dynamic import asked_for
-from dynamo_capture.float_guards import guard_floats, guard_sizes
+from dynamo_capture.float_guards import FLOAT, guard_floats, guard_sizes, is_of_values
 from dynamo_capture.guards import Guard
 from dynamo_capture.sources import strided
 from dynamo_capture.values.tensor import TensorValue
@@ -86,7 +86,7 @@ def add_size_guards(tx: Capture) -> None:
         except NotAnInteger:
             if _always(tx, guard.expr):
                 programs.extend([operands[name], _LOW, ">="] for name in sorted(names & operands.keys()))
-            elif (read := _read_from(tx, names)) is not None:
+            elif (read := _read_from(tx, names)) is not None and is_of_values(guard.expr, names & floats.keys()):
                 guard_sizes(tx, guard.expr, read)
             else:
                 programs.extend(_specialised(tx, guard.expr, operands))
@@ -203,12 +203,16 @@ def _always(tx: Capture, expr: Expr) -> bool:
 
 
 def _read_from(tx: Capture, names: frozenset[str]) -> list[tuple[str, Source, int | None]] | None:
-    """The tensors and numbers that symbols are read from; None where no input tells one."""
+    """The tensors and numbers that symbols are read from (``FLOAT``: a float, of which the symbol holds the bits); None
+    where no input tells one."""
     found: dict[str, tuple[str, Source, int | None]] = {}
     for inp in tx.graph.all_inputs:
-        if inp.source.kind == "first" or inp.source.key is bits_of_float:
+        if inp.source.kind == "first":
             continue
         spec = inp.node.meta["spec"]
+        if inp.source.key is bits_of_float:
+            found.setdefault(spec.expr.symbol_name, (spec.expr.symbol_name, inp.source.base, FLOAT))  # type: ignore[arg-type]
+            continue
         sizes = enumerate(spec.shape) if isinstance(inp.value, TensorValue) else [(None, spec)]
         for dim, size in sizes:
             if not isinstance(size, int) and size.expr.is_symbol:

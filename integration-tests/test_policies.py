@@ -247,6 +247,21 @@ def test_an_error_of_the_library_leaves_the_setting():
         torch.use_deterministic_algorithms(False)
 
 
+def test_what_has_no_deterministic_form_raises():
+    """Eager, which runs what fails, would take it."""
+
+    def program(x):
+        values, places = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.nn.functional.max_unpool2d(values, places, 2) * 2
+
+    x = torch.randn(1, 1, 4, 4)
+    compiled = compile_api.compile(program, options={"deterministic": True})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            compiled(x)
+    torch.testing.assert_close(compile_api.compile(program)(x), program(x))
+
+
 def test_two_processes_give_the_same_bits(tmp_path):
     script = textwrap.dedent(f"""
         import sys

@@ -122,6 +122,26 @@ def test_literals_stay():
         program(torch.ones(3), 3)
 
 
+@pytest.mark.parametrize("value", [float("nan"), 0.0, -0.0, float("inf"), 2.5])
+def test_numbers_stay_by_their_bits(value):
+    """Zeros by their signs; a NaN is what the program was exported with."""
+    program = export(lambda x, k: torch.full_like(x, k).reciprocal(), (torch.ones(3), value))
+    torch.testing.assert_close(
+        program(torch.ones(3), value), torch.full((3,), value).reciprocal(), rtol=0, atol=0, equal_nan=True
+    )
+    with pytest.raises(UserError, match="the program was exported for"):
+        program(torch.ones(3), -value if value in (0.0, 2.5) else 0.5)
+
+
+def test_sizes_that_the_data_tells_are_refused():
+    program = lambda x: x[x > 0].sum()
+    with pytest.raises(UserError, match="data_dependent is not for exported programs"):
+        export(program, (torch.ones(3),), options={"data_dependent": True})
+    with pytest.raises(UserError) as caught:
+        export(program, (torch.ones(3),))
+    assert "data-dependent read" in str(caught.value) and "option data_dependent" not in str(caught.value)
+
+
 def test_other_strides_are_laid_out():
     program = export(lambda x: (x @ x.t()).relu() + 1, (torch.randn(6, 6),))
     x = torch.randn(6, 6)
@@ -220,6 +240,21 @@ def _fixed(x):
 def test_dynamic_shapes_that_cannot_be(fn, form, words):
     with pytest.raises(UserError) as caught:
         export(fn, (torch.randn(4, 8),), dynamic_shapes=form)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"d": {"b": [{0: "n"}]}}, ["d['b'], which is not there", "d has ['a']"]),
+        ({"d": {"a": [{0: "n"}], "c": {0: "n"}}}, ["d['c']"]),
+        ({"d": {"a": [{0: "n"}, {0: "m"}]}}, ["2 entries for d['a'], which has 1"]),
+        ({"d": {"a": {1: {0: "n"}}}}, ["d['a'][1]"]),
+    ],
+)
+def test_parts_of_dynamic_shapes_that_are_not_there(form, words):
+    with pytest.raises(UserError) as caught:
+        export(lambda d: d["a"][0] + 1, ({"a": [torch.ones(3, 4)]},), dynamic_shapes=form)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 

@@ -219,6 +219,8 @@ class Guarded:
         """Whether the error is to be seen as it is. Other processes do not run a region again because this one does."""
         if exchanges(self.env.graph) or comes_of_signal(error):
             return True
+        if self.options.deterministic and _NOT_DETERMINISTIC in str(error):  # eager would run it all the same
+            return True
         if isinstance(error, (Refused, InvalidData)):
             return isinstance(error, Refused)
         return raises_defects(self.options, self.report, error)
@@ -249,6 +251,7 @@ class Guarded:
         return results
 
 
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _FOR_THIS_CALL = "Such a call runs eagerly, later ones run compiled code again."
 _BATCHED = "gradients for a batch of tangents at once (is_grads_batched, functional.jacobian with vectorize)"
 

@@ -182,9 +182,17 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def aligned(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The gradient in the layout for which the backward graph was compiled."""
+    """The gradient in the layout for which the backward graph was compiled, its numbers in memory as they are; a batch of
+    gradients, which is left to eager, as it is."""
+    kinds = torch._C._functorch
+    if kinds.is_legacy_batchedtensor(tangent) or kinds.is_batchedtensor(tangent):
+        return tangent
     if tangent.layout is not torch.strided:
         tangent = tangent.to_dense()
+    with torch.no_grad():
+        if tangent._is_zerotensor():  # which has no memory
+            return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
+        tangent = tangent.resolve_conj().resolve_neg()
     if all(
         size <= 1 or have == want for size, have, want in zip(tangent.shape, tangent.stride(), strides, strict=True)
     ):

@@ -438,7 +438,8 @@ def _emit_box(source: Source, joint: Joint, partition: Partition, places: list[i
         name = f"t{k}"
         names.append(name)
         source.line(f"{name} = tangents[{place}]")
-        source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
+        lies = f"{name}.stride() == {wanted} and not ({name}.is_neg() or {name}.is_conj() or {name}._is_zerotensor())"
+        source.line(f"if {name} is not None and not ({lies}): {name} = aligned({name}, {wanted})")
     sizes = "*ctx.sizes, " if partition.sizes else ""
     beside = _kept_results(joint, partition) or _watched_inputs(joint, partition)
     some = f"[:{len(partition.saved)}]" if beside else ""

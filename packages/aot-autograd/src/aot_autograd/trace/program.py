@@ -153,6 +153,8 @@ def _add_argument(program: Program, index: int, example: Any, desc: InputDesc | 
         return to_torch(spec)
     if type(example) not in _PLAIN_TENSORS or example.layout is not torch.strided:
         raise Unsupported(f"input {index} is a {type(example).__name__} of layout {example.layout}")
+    if example._is_zerotensor():
+        raise Unsupported(f"input {index} has no memory: it stands for zeros")
     if example.is_conj() or example.is_neg():
         raise Unsupported(f"input {index} is a lazily conjugated or negated view")
     needs_grad = example.requires_grad

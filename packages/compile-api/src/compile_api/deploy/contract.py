@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -166,7 +167,7 @@ class Contract:
         ranges = {dim.name: dim for dim in self.dims}
         for what, value in zip(self.inputs, leaves, strict=True):
             if what.dtype is None:
-                if type(value) is not type(what.value) or value != what.value:
+                if not _is_same(value, what.value):
                     raise UserError(
                         f"{what.name} is {value!r}, but the program was exported for {what.value!r}",
                         todo="Only tensors may differ between calls; export again with this value.",
@@ -264,6 +265,18 @@ class Contract:
     def _argument(self, index: int) -> str:
         kind, what = self.sources[index]
         return self.inputs[what].name if kind == "argument" else str(what)
+
+
+def _is_same(value: Any, told: Any) -> bool:
+    """Whether a value is the one that was told: zeros by their sign, and a NaN is a NaN."""
+    if type(value) is not type(told):
+        return False
+    if isinstance(told, complex):
+        return _is_same(value.real, told.real) and _is_same(value.imag, told.imag)
+    if isinstance(told, float):
+        same = value == told and math.copysign(1.0, value) == math.copysign(1.0, told)
+        return same or (math.isnan(value) and math.isnan(told))
+    return bool(value == told)
 
 
 def _check(what: Input, value: Any) -> None:

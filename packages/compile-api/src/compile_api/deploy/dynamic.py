@@ -62,6 +62,13 @@ def _walk(wanted: Any, value: Any, name: str, found: list[dict[int, Dim]], known
         if wanted not in (None, {}, (), []):
             raise UserError(f"dynamic_shapes has {wanted!r} for {name}, which is no tensor")
         return
+    keys = [key for key, _, _ in parts]
+    if isinstance(wanted, Mapping) and (unknown := [key for key in wanted if key not in keys]):
+        raise UserError(
+            f"dynamic_shapes names {name}[{unknown[0]!r}], which is not there", todo=f"{name} has {keys}."
+        )
+    if isinstance(wanted, (tuple, list)) and len(wanted) > len(parts):
+        raise UserError(f"dynamic_shapes has {len(wanted)} entries for {name}, which has {len(parts)}")
     for key, part, path in parts:
         inner = None
         if isinstance(wanted, Mapping):

@@ -80,6 +80,11 @@ def export(
             todo="Give a function that computes the loss, calls backward() and the optimizer's step().",
         )
     opts = make_options(fullgraph=True, dynamic=None, mode=None, options=options)
+    if opts.data_dependent:
+        raise UserError(
+            "data_dependent is not for exported programs: their sizes are those of the contract",
+            todo="Leave the option out, and keep numbers and sizes that the data tells out of what is exported.",
+        )
     positional, keywords, values = _arguments(model, tuple(args), dict(kwargs or {}))
     dims = dims_of(dynamic_shapes, (*positional, *keywords), values)
     leaves: list[Any] = []
@@ -350,9 +355,13 @@ def _setting(kind: type, name: str) -> SourceLoc | None:
     return None
 
 
+#: What the hint of such breaks ends with, and no exported graph does.
+_BY_OPTION = " With the option data_dependent such numbers and sizes stay in the graph, where nothing is asked about them."
+
+
 def _refused(error: Unsupported) -> UserError:
     return UserError(
-        f"the model cannot be exported as one graph: {error.reason}", where=error.where,
+        f"the model cannot be exported as one graph: {error.reason.replace(_BY_OPTION, '')}", where=error.where,
         todo="Change that line, or take it out of what is exported.",
     )  # fmt: skip
 

@@ -550,3 +550,17 @@ def test_a_dataclass_is_no_argument():
 
     with pytest.raises(UserError, match="the argument pair is a Pair"):
         export(lambda pair: pair.a + pair.b, (Pair(torch.ones(2), torch.ones(2)),))
+
+
+def test_what_no_file_holds_leaves_nothing_behind(tmp_path):
+    """And advice is not what is refused as well."""
+    from compile_api import package
+
+    program = export(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), (torch.ones(3),))
+    torch.testing.assert_close(program(-torch.ones(3)), torch.full((3,), -2.0))
+    with pytest.raises(StoredGraphError, match="a branch or loop"):
+        program.save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="no file holds branches and loops") as caught:
+        package(program, tmp_path / "packaged")
+    assert "Exported.save()" not in str(caught.value)

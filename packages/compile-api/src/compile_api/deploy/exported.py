@@ -109,10 +109,16 @@ class Exported:
             from prims.ir import save
             from prims.ir.tensors import write_tensors
 
+        is_new = not os.path.lexists(path)
         folder = new_folder(path)
+        try:
+            save(self.envelope, folder / "graph.json")
+        except StoredGraphError:  # which has written nothing
+            if is_new:
+                folder.rmdir()
+            raise
         data = {"format": list(FORMAT), "torch": str(torch.__version__), "contract": self.contract.to_data()}
         (folder / "contract.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
-        save(self.envelope, folder / "graph.json")
         write_tensors(self.weights, folder / "weights.safetensors")
         shutil.copymode(folder / "contract.json", folder / "weights.safetensors")  # who may read one may read all
 

@@ -66,7 +66,7 @@ def package(exported: Exported, path: str | os.PathLike[str]) -> Path:
     except Unsupported as error:
         raise UserError(
             f"the program cannot be packaged: {error.reason}", where=error.where,
-            todo="Exported.save() keeps it for use in Python.",
+            todo=_otherwise(exported),
         ) from error  # fmt: skip
     exported.save(folder)
     data = {
@@ -80,6 +80,15 @@ def package(exported: Exported, path: str | os.PathLike[str]) -> Path:
     }  # fmt: skip
     (folder / "contract.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     return folder
+
+
+def _otherwise(exported: Exported) -> str:
+    """What to do with a program that cannot be packaged."""
+    from prims.control import control_of
+
+    if any(control_of(node.target) is not None for node in exported.envelope.op_nodes):
+        return "It runs in this process only: no file holds branches and loops. Write them with torch.where to store it."
+    return "Exported.save() keeps it for use in Python."
 
 
 def _interface(exported: Exported) -> Any:

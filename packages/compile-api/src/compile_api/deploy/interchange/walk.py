@@ -68,10 +68,11 @@ class Missing:
             f"  {name}: {reason}" + (f" ({', '.join(lines[:3])}{', ...' if len(lines) > 3 else ''})" if lines else "")
             for name, reasons in self.found.items() for reason, lines in reasons.items()
         ]  # fmt: skip
+        todo = "Change these lines (what is random in training is gone after model.eval())"
+        if all(name.startswith(("aten.", "prim.")) for name in self.found):
+            todo += ", or package() the program, which keeps calls of PyTorch's operators"
         raise UserError(
-            f"the program cannot be written as {target.name}; what does not map:\n" + "\n".join(listed),
-            todo="Change these lines (what is random in training is gone after model.eval()), or package() the "
-            "program, which keeps calls of PyTorch's operators.",
+            f"the program cannot be written as {target.name}; what does not map:\n" + "\n".join(listed), todo=f"{todo}."
         )
 
 
@@ -111,6 +112,8 @@ def _row(name: str, node: torch.fx.Node, target: Target, reasons: Mapping[str, s
         return target.composites[name]
     if control_of(node.target) is not None:
         raise NotMapped("control flow is not mapped")
+    if name in ("quintet.recurrent.default", "quintet.lstm_layer.default"):
+        raise NotMapped("a recurrent network over a number of steps that may differ is a loop, which is not mapped")
     if name.startswith("quintet."):
         raise NotMapped("a check that is no computation, and raises an error")
     if not name.startswith("aten."):

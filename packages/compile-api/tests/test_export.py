@@ -133,13 +133,28 @@ def test_numbers_stay_by_their_bits(value):
         program(torch.ones(3), -value if value in (0.0, 2.5) else 0.5)
 
 
-def test_sizes_that_the_data_tells_are_refused():
-    program = lambda x: x[x > 0].sum()
-    with pytest.raises(UserError, match="data_dependent is not for exported programs"):
-        export(program, (torch.ones(3),), options={"data_dependent": True})
+@pytest.mark.parametrize(
+    "options", [{"data_dependent": True}, {"dynamic": True}, {"background": True}, {"check": "nan"},
+                {"offload": True}], ids=str
+)
+def test_options_that_are_not_for_exported_programs(options):
+    (name,) = options
+    with pytest.raises(UserError, match=f"{name} is not for exported programs"):
+        export(lambda x: x.log() + 1, (torch.ones(3),), options=options)
+
+
+def test_no_hint_at_an_option_that_is_not_for_exported_programs():
     with pytest.raises(UserError) as caught:
-        export(program, (torch.ones(3),))
+        export(lambda x: x[x > 0].sum(), (torch.ones(3),))
     assert "data-dependent read" in str(caught.value) and "option data_dependent" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made", [torch.nn.Linear(3, 3), lambda x: x + 1], ids=["module", "function"])
+def test_torchscript_is_told_apart(made):
+    scripted = torch.jit.trace(made, (torch.ones(2, 3),))
+    with pytest.raises(UserError, match="of TorchScript"):
+        export(scripted, (torch.ones(2, 3),))
 
 
 def test_other_strides_are_laid_out():

@@ -10,6 +10,7 @@ import functools
 import inspect
 import io
 import math
+import sys
 from typing import Any
 
 import torch
@@ -43,6 +44,16 @@ def a_function() -> Any:
         return F.relu(scaled(x).sin()).sum(-1)
 
     return run, [((rows(3, 4),), {})]
+
+
+@case
+def prints() -> Any:
+    def run(x: torch.Tensor, k: int) -> torch.Tensor:
+        print("step", k, sep=" ")
+        print("told", file=sys.stderr)
+        return x.sin() * k
+
+    return run, [((rows(3), 2), {}), ((rows(3, seed=1), 2), {})]
 
 
 @case

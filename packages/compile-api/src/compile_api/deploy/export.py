@@ -74,17 +74,21 @@ def export(
         raise UserError(f"args is a {type(args).__name__}", todo="Give a tuple of the arguments: export(model, (x,)).")
     if isinstance(model, CompiledModule):
         model = model._orig_mod
+    scripted = (torch._C.ScriptFunction, torch._C.ScriptModule)
+    if isinstance(model, scripted) or isinstance(getattr(model, "_c", None), scripted):
+        raise UserError(
+            f"the model is a {type(model).__name__} of TorchScript, which has no Python to capture",
+            todo="Export the module or function that it was made of.",
+        )
     if training and isinstance(model, torch.nn.Module):
         raise UserError(
             "training=True exports a step, and a module computes its results only",
             todo="Give a function that computes the loss, calls backward() and the optimizer's step().",
         )
     opts = make_options(fullgraph=True, dynamic=None, mode=None, options=options)
-    if opts.data_dependent:
-        raise UserError(
-            "data_dependent is not for exported programs: their sizes are those of the contract",
-            todo="Leave the option out, and keep numbers and sizes that the data tells out of what is exported.",
-        )
+    for name, why in _NOT_FOR_EXPORT.items():
+        if getattr(opts, name) != getattr(Options(), name):
+            raise UserError(f"{name} is not for exported programs: {why}", todo="Leave the option out.")
     positional, keywords, values = _arguments(model, tuple(args), dict(kwargs or {}))
     dims = dims_of(dynamic_shapes, (*positional, *keywords), values)
     leaves: list[Any] = []
@@ -98,6 +102,16 @@ def export(
     names = [path for name, part in zip((*positional, *keywords), takes["tuple"], strict=True)
              for path in trees.paths(part, name)]  # fmt: skip
     return _assembled(captured, result, positional, keywords, takes, names, taken, dims, opts)
+
+
+#: Options that an exported program would do nothing about.
+_NOT_FOR_EXPORT = {
+    "data_dependent": "their sizes are those of the contract",
+    "dynamic": "dynamic_shapes says which sizes may differ",
+    "background": "they are there when export() has returned",
+    "offload": "they take no derivatives, or are one step that anything may run",
+    "check": "calls of them are not compared with eager ones",
+}
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

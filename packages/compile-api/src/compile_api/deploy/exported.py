@@ -276,7 +276,7 @@ def check_sources(contract: Contract, env: Envelope, weights: Mapping[str, torch
             raise StoredGraphError("FILE-C2", f"an input of the graph comes from {kind!r}")
 
 
-def check_weight(name: str, found: torch.Tensor | None, dtype: torch.dtype, shape: Sequence[Any]) -> None:
+def check_weight(name: str, found: Any, dtype: torch.dtype, shape: Sequence[Any]) -> None:
     """Check one weight against what the program takes.
 
     Raises:
@@ -284,6 +284,8 @@ def check_weight(name: str, found: torch.Tensor | None, dtype: torch.dtype, shap
     """
     if found is None:
         raise UserError(f"the weight {name} is missing", todo="Add it to the weights under this name.")
+    if not isinstance(found, torch.Tensor):
+        raise UserError(f"the weight {name} is a {type(found).__name__}, expected a tensor")
     if found.dtype != dtype:
         raise UserError(f"the weight {name} has dtype {found.dtype}, expected {dtype}", todo="Convert it.")
     if list(found.shape) != list(shape):

@@ -265,6 +265,10 @@ def load_package(
         )
     place = folder / "weights.safetensors"
     if weights is not None:
+        if not isinstance(weights, (Mapping, str, os.PathLike)):
+            raise UserError(
+                f"weights is a {type(weights).__name__}", todo="Give a file of safetensors, or tensors by their names."
+            )
         given = dict(weights) if isinstance(weights, Mapping) else read_tensors(weights)
         _check_names(given, data["weights"])
         merged = {**read_tensors(place), **{n: w for n, w in given.items() if n in data["weights"]}}

@@ -182,8 +182,8 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def aligned(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The gradient in the layout for which the backward graph was compiled, its numbers in memory as they are; a batch of
-    gradients, which is left to eager, as it is."""
+    """The gradient in the layout for which the backward graph was compiled, its numbers in memory as they are; a batch
+    of gradients, which is left to eager, as it is."""
     kinds = torch._C._functorch
     if kinds.is_legacy_batchedtensor(tangent) or kinds.is_batchedtensor(tangent):
         return tangent

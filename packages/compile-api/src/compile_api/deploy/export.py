@@ -370,7 +370,9 @@ def _setting(kind: type, name: str) -> SourceLoc | None:
 
 
 #: What the hint of such breaks ends with, and no exported graph does.
-_BY_OPTION = " With the option data_dependent such numbers and sizes stay in the graph, where nothing is asked about them."
+_BY_OPTION = (
+    " With the option data_dependent such numbers and sizes stay in the graph, where nothing is asked about them."
+)
 
 
 def _refused(error: Unsupported) -> UserError:

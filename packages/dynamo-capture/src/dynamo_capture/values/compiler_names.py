@@ -20,7 +20,7 @@ from dynamo_capture.stance import set_stance
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.identity import object_of, pin
-from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import disabled_call, graph_broken, special, special_by_name
 from prims.errors import DataDependentError
 from prims.spec import Sym
@@ -180,6 +180,7 @@ def assumed_constant(tx: Capture, fn: types.FunctionType, args: list[Value], kwa
     """
     name = fn.__qualname__
     values = [value.realize() for value in (*args, *kwargs.values())]
+    values = [ConstantValue(value.const()) if isinstance(value, SymValue) else value for value in values]
     if any(isinstance(value, TensorValue) for value in values):
         raise GraphBreak("QB03", f"{name}(), whose result is assumed to be constant, of a tensor")
     if tx.side or tx.graph.mutated_inputs():

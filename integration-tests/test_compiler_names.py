@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo  # a program that uses these names has it
 
+import compile_api
 import dynamo_capture
 from dynamo_capture import promises
 from prims.errors import NotCompiled, UserError
@@ -626,3 +627,19 @@ def test_programs_on_promises_are_not_stored(monkeypatch, tmp_path):
         assert torch.equal(made(X), X * (3 if "constant" in said else 1))
         last = made.report().programs[-1]
         assert last.status == "not stored" and said in last.reason
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 3, 1, 2, 3), (1.5, 2.5, 3.5, 1.5, 2.5, 3.5)], ids=["ints", "floats"])
+def test_a_constant_of_a_number_that_changes(numbers):
+    """Which is the number of each call, though it has changed before."""
+
+    @compile_api.assume_constant_result
+    def table(z):
+        return {n: 1.0 + n for n in numbers}[z]
+
+    compiled = compile_api.compile(lambda x, z: x * table(z))
+    x = torch.ones(2)
+    for n in numbers:
+        torch.testing.assert_close(compiled(x, n), x * (1.0 + n))
+    report = compiled.report()
+    assert report.verdict == "compiled" and len(report.recompiles) == 2, report

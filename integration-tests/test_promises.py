@@ -429,19 +429,3 @@ def test_tests_elsewhere_exist():
         for test in elsewhere:
             path, _, name = test.partition("::")
             assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), flags=re.M), test
-
-
-@pytest.mark.parametrize("numbers", [(1, 2, 3, 1, 2, 3), (1.5, 2.5, 3.5, 1.5, 2.5, 3.5)], ids=["ints", "floats"])
-def test_a_constant_of_a_number_that_changes(numbers):
-    """Which is the number of each call, though it has changed before."""
-
-    @compile_api.assume_constant_result
-    def table(z):
-        return {n: 1.0 + n for n in numbers}[z]
-
-    compiled = compile_api.compile(lambda x, z: x * table(z))
-    x = torch.ones(2)
-    for n in numbers:
-        torch.testing.assert_close(compiled(x, n), x * (1.0 + n))
-    report = compiled.report()
-    assert report.verdict == "compiled" and len(report.recompiles) == 2, report

@@ -87,7 +87,7 @@ def _otherwise(exported: Exported) -> str:
     from prims.control import control_of
 
     if any(control_of(node.target) is not None for node in exported.envelope.op_nodes):
-        return "It runs in this process only: no file holds branches and loops. Write them with torch.where to store it."
+        return "It runs in this process only: no file holds branches and loops. Write it with torch.where to store it."
     return "Exported.save() keeps it for use in Python."
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dynamo_capture.sources import Source
 
 __all__ = [
-    "FLOAT", "condition_of", "condition_of_numbers", "condition_of_sizes", "guard_floats", "guard_sizes", "is_of_values",
-    "item_of",
+    "FLOAT", "condition_of", "condition_of_numbers", "condition_of_sizes", "guard_floats", "guard_sizes",
+    "is_of_values", "item_of",
 ]  # fmt: skip
 
 #: Steps from an object to one within: the kind of each, and its key.

@@ -158,7 +158,8 @@ def _print(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if source is None or read() is not file.real():
             raise GraphBreak("QB11", "print into a file")
         given["file"] = file
-    if not tx.guards.now(_errors_are_in_c if read is _standard_error else _output_is_in_c, "print writes into a stream that is implemented in C"):
+    in_c = _errors_are_in_c if read is _standard_error else _output_is_in_c
+    if not tx.guards.now(in_c, "print writes into a stream that is implemented in C"):
         raise GraphBreak("QB11", "print into a stream of the program's")
     return write_later(tx, print, [_stays(tx, arg, "print") for arg in args], given, "print")
 

@@ -79,9 +79,10 @@ def offloaded_within(env: Envelope, options: Options) -> tuple[Envelope, int, in
     late = [node for node in env.graph.nodes if node.meta.get("late") is not None]
     taken = dict.fromkeys(x for node in late for x in node.all_input_nodes)
     crossing = [x for x in taken if x.op == "call_function" and "late" not in x.meta]
-    results = [*env.results(), *crossing]
-    saved = [(node, None) for node in crossing if node not in env.results()]
-    moved = _chosen(env, saved, list(dict.fromkeys(results)), options)
+    returned = [node for node in env.results() if isinstance(node, torch.fx.Node)]
+    given = set(returned)
+    saved = [(node, None) for node in crossing if node not in given]
+    moved = _chosen(env, saved, list(dict.fromkeys((*returned, *crossing))), options)
     if not moved:
         return env, 0, 0
     room = _room(moved)

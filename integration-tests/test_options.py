@@ -341,6 +341,18 @@ def batch_invariant(tmp_path, monkeypatch):
         assert bool(made.report().policies) is value
 
 
+@effect
+def offload(tmp_path, monkeypatch):
+    from aot_autograd.partition import offload as module
+
+    monkeypatch.setattr(module, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(module, "LEAST", 1)
+    layers = torch.nn.Sequential(*[part for _ in range(6) for part in (torch.nn.Linear(8, 8), torch.nn.Tanh())])
+    for value in (True, False):
+        report = compiled(layers, torch.ones(4, 8, requires_grad=True), offload=value).report()
+        assert bool(report.saved[0].on_host) is value
+
+
 @pytest.mark.parametrize("name", EFFECTS)
 def test_effect(name, tmp_path, monkeypatch):
     EFFECTS[name](tmp_path, monkeypatch)

@@ -51,7 +51,7 @@ def conv_shape(
     n = weight.ndim - 2
     stride, padding, dilation, extra = (_listed(v, n) for v in (stride, padding, dilation, extra))
     for what, values, least in (("padding", padding, 0), ("stride", stride, 1), ("dilation", dilation, 1)):
-        if any(type(v) is int and v < least for v in values):
+        if any(layout.is_surely_less(v, least) for v in values):
             raise RuntimeError(f"a convolution takes no {what} of {list(values)}")
     spatial: list[Size] = []
     for i in range(n):

@@ -173,3 +173,14 @@ def test_held_by_a_module():
         module.by = by
         torch.testing.assert_close(compiled(X), X.roll(by), rtol=0, atol=0)
     assert len(compiled.report().recompiles) == 2
+
+
+def test_what_only_cuts_keeps_the_layout():
+    """Where a padding fills nothing eager clones what is left, laid out as it was."""
+    program = lambda x, n: F.pad(x.t(), (n, 0))
+    compiled = compile_api.compile(program)
+    x = torch.arange(25.0).view(5, 5)
+    for n in (1, 2, -2, -1, -3, 3):
+        got, expected = compiled(x, n), program(x, n)
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride(), n

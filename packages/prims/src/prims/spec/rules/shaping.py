@@ -86,7 +86,7 @@ def constant_pad_nd(x: TensorSpec, pad: Sequence[Size], value: Any = 0) -> Tenso
                 f"padding of {pad[2 * i]} and {pad[2 * i + 1]} takes more of dimension {d} than {list(x.shape)} has"
             )
     new = tuple(shape)
-    if all(type(p) is int and p <= 0 for p in pad):
+    if all(layout.known_less(p, 1) for p in pad):
         # Nothing to fill: the narrowed input is cloned.
         narrowed = TensorSpec(new, x.dtype, x.device, x.strides)
         return with_format(narrowed, None, x.dtype, x.device)

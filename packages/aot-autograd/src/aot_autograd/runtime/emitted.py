@@ -148,7 +148,7 @@ def refuses_writes(args: Sequence[Any], written: tuple[int, ...]) -> bool:
         if x.requires_grad and x.is_leaf:
             return True
         if x._is_view() and (
-            x.requires_grad and x._base.is_leaf or _creation_meta(x) is not torch._C._autograd.CreationMeta.DEFAULT
+            x.requires_grad and x._base.is_leaf or _creation_meta(x) != torch._C._autograd.CreationMeta.DEFAULT
         ):
             return True
     return False

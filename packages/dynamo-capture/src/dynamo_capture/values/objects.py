@@ -704,6 +704,14 @@ class InstanceDictValue(DictValue):
         super().__init__(dict, source, real)
         self.owner = owner
 
+    def const(self) -> Any:
+        if not self._whole:
+            return super().const()  # which says why not
+        written = self._written()
+        if any(value is UNKNOWN for _, value in written):
+            raise GraphBreak("QB06", f"__dict__ of {self.owner.describe()}, after a call that may change it")
+        return {name: value.realize().const() for name, value in written if value is not DELETED}
+
     def whole(self, tx: Capture) -> dict[Any, tuple[Value, Value]]:
         entries = super().whole(tx)
         for name, value in self._written():

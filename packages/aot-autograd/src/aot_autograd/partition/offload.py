@@ -18,8 +18,8 @@ import torch
 import torch.fx
 
 from aot_autograd.partition.costs import number, size_in_bytes
-from aot_autograd.partition.peak import hints_of
-from aot_autograd.partition.split import Partition, is_view
+from aot_autograd.partition.peak import hints_of, memory_of
+from aot_autograd.partition.split import Partition
 from prims.ir import Envelope
 from prims.ir.nodes import copy_node
 from prims.options import Options
@@ -112,7 +112,7 @@ def _chosen(
         spec = node.meta["spec"]
         if not isinstance(spec, TensorSpec) or spec.device.type not in _DEVICES:
             continue
-        size, memory = size_in_bytes(spec, hints), _memory(node)
+        size, memory = size_in_bytes(spec, hints), memory_of(node)
         if size >= LEAST and shared[memory] == 1 and memory.op != "placeholder" and _fills_its_memory(spec, hints):
             moved.append(_Moved(node, slot, size))
     room = _room(moved)
@@ -141,14 +141,8 @@ def _memories(results: Sequence[Any]) -> dict[torch.fx.Node, int]:
     found: dict[torch.fx.Node, int] = {}
     for node in results:
         if isinstance(node, torch.fx.Node):
-            found[_memory(node)] = found.get(_memory(node), 0) + 1
+            found[memory_of(node)] = found.get(memory_of(node), 0) + 1
     return found
-
-
-def _memory(node: torch.fx.Node) -> torch.fx.Node:
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def _fills_its_memory(spec: TensorSpec, hints: Mapping[str, Any]) -> bool:

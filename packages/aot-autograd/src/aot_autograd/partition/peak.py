@@ -22,7 +22,7 @@ from prims.ir import Envelope
 from prims.report import Report
 from prims.spec import TensorSpec
 
-__all__ = ["estimated_peak", "hints_of", "report_saved"]
+__all__ = ["estimated_peak", "hints_of", "memory_of", "report_saved"]
 
 #: How many of the largest saved values a report names.
 _NAMED = 5
@@ -48,7 +48,7 @@ def _peak(env: Envelope, hints: Mapping[str, Any], owned: Sequence[int]) -> int:
     nodes = list(env.graph.nodes)
     last: dict[torch.fx.Node, int] = {}
     for k, node in enumerate(nodes):
-        last.update((_memory(operand), k) for operand in node.all_input_nodes)
+        last.update((memory_of(operand), k) for operand in node.all_input_nodes)
     placeholders = env.placeholders()
     mine = {placeholders[k] for k in owned}
     mine |= {node for node, desc in zip(placeholders, env.inputs, strict=True) if desc.kind == "tangent"}
@@ -64,7 +64,7 @@ def _peak(env: Envelope, hints: Mapping[str, Any], owned: Sequence[int]) -> int:
     return highest
 
 
-def _memory(node: torch.fx.Node) -> torch.fx.Node:
+def memory_of(node: torch.fx.Node) -> torch.fx.Node:
     """The node whose memory a value lies in."""
     while is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
